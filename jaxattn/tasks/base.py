@@ -1,0 +1,26 @@
+"""What every task is made of: a sampler of sequences, and their exact Bayes answer."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+
+class Batch(NamedTuple):
+    """One sequence; samples of several stack along a leading axis."""
+
+    inputs: jax.Array  # (T, d_x)
+    targets: jax.Array  # (T,), class indices
+    weights: jax.Array | None = None  # (T,) position weights, None for all equal
+
+
+class Task(NamedTuple):
+    """Pure functions of one sequence.
+
+    `bayes` gives log p(y_t | x_1..x_t), in nats (T, C). From the first position whose
+    evidence has probability zero its rows are NaN: flagged, never a made-up posterior.
+    """
+
+    sample: Callable[[jax.Array], Batch]  # random key -> one sequence
+    bayes: Callable[[Batch], jax.Array]
+    causal: bool = True  # whether a head may only look back

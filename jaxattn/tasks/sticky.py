@@ -1,0 +1,73 @@
+"""The sticky chain: predict the next symbol of a Markov chain seen through noise.
+
+Symbols on a ring stay, or jump with probability ∝ 1 / ring distance. Position t shows
+x_t = mu[y_{t-1}] + N(0, I) and asks for y_t. Since y_{t-1} is itself hidden, the best
+possible answer is not P[y_{t-1}] but a filter over everything seen so far.
+
+Source: arXiv 2512.22473, section 7.2, and the authors' public script.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxattn.tasks import markov
+from jaxattn.tasks.base import Batch, Task
+
+
+def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
+    """P[i, i] = stay; P[i, j] ∝ 1 / ring distance of i and j.
+
+    Args:
+      num_symbols: n, at least 2.
+      stay: probability of not moving, in [0, 1].
+
+    Returns:
+      P (n, n), float64; circulant, so the uniform distribution is stationary.
+    """
+    step = np.arange(num_symbols)
+    distance = np.minimum(step, num_symbols - step)
+    pull = np.where(distance > 0, 1 / np.maximum(distance, 1), 0)
+    first_row = np.where(distance > 0, (1 - stay) * pull / pull.sum(), stay)
+    return np.stack([np.roll(first_row, shift) for shift in step])
+
+
+def sticky(
+    *, length: int, num_symbols: int, d_x: int, stay: float, embedding_key: jax.Array
+) -> Task:
+    """The task, with embeddings mu ~ N(0, I) drawn from `embedding_key`.
+
+    Args:
+      length: symbols drawn, at least 2; makes T = length - 1 pairs (x_t, y_t).
+      num_symbols: n, at least 2; also the number of classes.
+      d_x: width of the inputs.
+      stay: probability of not moving, in [0, 1].
+      embedding_key: random key of mu (n, d_x).
+
+    Returns:
+      Task; causal, since x_{t+1} gives y_t away.
+    """
+    transition = transition_matrix(num_symbols, stay)
+    embedding = jax.random.normal(embedding_key, (num_symbols, d_x))
+
+    def sample(key: jax.Array) -> Batch:
+        start_key, step_key, noise_key = jax.random.split(key, 3)
+        start = jax.random.randint(start_key, (1,), 0, num_symbols)
+        # On a ring with a circulant P, steps are independent: no scan over time.
+        log_step = jnp.log(jnp.asarray(transition[0], embedding.dtype))
+        steps = jax.random.categorical(step_key, log_step, shape=(length - 1,))
+        symbols = jnp.cumsum(jnp.concatenate([start, steps])) % num_symbols
+        noise = jax.random.normal(noise_key, (length - 1, d_x), embedding.dtype)
+        return Batch(embedding[symbols[:-1]] + noise, symbols[1:])
+
+    def bayes(batch: Batch) -> jax.Array:
+        difference = batch.inputs[:, None, :] - embedding
+        log_likelihood = -jnp.sum(difference**2, axis=2) / 2
+        dtype = log_likelihood.dtype
+        return markov.forward_filter(
+            jnp.full((num_symbols,), -np.log(num_symbols), dtype),
+            jnp.log(jnp.asarray(transition, dtype)),
+            log_likelihood,
+        ).log_prediction
+
+    return Task(sample, bayes, causal=True)

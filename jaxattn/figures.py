@@ -1,0 +1,211 @@
+"""Pictures from a run directory; nothing is drawn that does not lie in it."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats as scipy_stats
+
+from jaxattn import report
+from jaxattn.runs import Run
+
+# Okabe and Ito's colours, told apart by colour-blind readers and in print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "savefig.dpi": 160,
+    "pdf.fonttype": 42,
+}
+
+
+class Band(NamedTuple):
+    """A mean over seeds and its pointwise 95 % interval; the numbers behind a curve."""
+
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def band(curves: np.ndarray) -> Band:
+    """Mean over seeds of each point, with Student's interval.
+
+    Args:
+      curves: (seed, E); a seed with a non-finite value anywhere is left out.
+
+    Returns:
+      Band of (E,) arrays; no width with one seed, all NaN without any.
+    """
+    curves = np.asarray(curves, np.float64)
+    curves = curves[np.isfinite(curves).all(axis=1)]
+    n = len(curves)
+    if n == 0:
+        nothing = np.full(curves.shape[1], np.nan)
+        return Band(nothing, nothing, nothing)
+    mean = curves.mean(axis=0)
+    if n == 1:
+        return Band(mean, mean, mean)
+    half = scipy_stats.t.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / np.sqrt(n)
+    return Band(mean, mean - half, mean + half)
+
+
+def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
+    """Draws every picture of a run.
+
+    Args:
+      run: with its summary.
+      folder: to write to; made if it is not there.
+      pdf: also as vector graphics.
+
+    Returns:
+      Names of the PNG files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {"curves": _curves, "final": _final, "attention": _attention}
+    names = []
+    with matplotlib.rc_context(_STYLE):
+        for name, function in drawn.items():
+            figure = function(run)
+            figure.savefig(folder / f"{name}.png")
+            if pdf:
+                figure.savefig(folder / f"{name}.pdf")
+            names.append(f"{name}.png")
+    return names
+
+
+def _curves(run: Run) -> Figure:
+    """Train loss, and distance to Bayes, against step."""
+    arms = run.config["config"]["run_arms"]
+    seeds = run.config["config"]["seeds"]
+    step = run.metrics["step"]
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axis, metric in ((left, "train_loss"), (right, "heldout_kl")):
+        for arm, colour, curves in zip(
+            arms, _colours(arms), run.metrics[metric], strict=True
+        ):
+            mean, low, high = band(curves)
+            axis.plot(step, mean, color=colour, label=arm)
+            axis.fill_between(step, low, high, color=colour, alpha=0.2, linewidth=0)
+        axis.set_xlabel("step")
+        axis.set_xlim(0, step[-1])
+        axis.margins(y=0.08)
+    _floor(left, math.log(report.run_num_classes(run)), "chance")
+    _floor(left, float(run.metrics["bayes_train_nll"].mean()), "exact Bayes")
+    left.set_title("Loss on the training sequence")
+    left.set_ylabel("nats per position")
+    right.set_title("Distance to Bayes on a held-out sequence")
+    right.set_ylabel("KL(Bayes ‖ model), nats per position")
+    right.set_ylim(bottom=0)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=len(labels),
+        title=f"mean of {seeds} seeds, shaded: 95 % interval" if seeds > 1 else "1 seed",
+    )
+    return figure
+
+
+def _floor(axis, height: float, name: str) -> None:
+    style = {"chance": ":", "exact Bayes": "--"}[name]
+    axis.axhline(height, color="0.35", linestyle=style, linewidth=1.2, label=name)
+
+
+def _final(run: Run) -> Figure:
+    """Final metrics by arm: every seed, the mean and its interval."""
+    panels = {
+        "train_loss": "train loss\n(nats)",
+        "heldout_loss": "held-out loss\n(nats)",
+        "heldout_kl": "KL to Bayes,\nheld-out (nats)",
+        "accuracy": "accuracy,\nheld-out",
+        "predictive_entropy": "predictive entropy,\nheld-out (nats)",
+    }
+    floors = {
+        "train_loss": run.metrics["bayes_train_nll"].mean(),
+        "heldout_loss": run.metrics["bayes_heldout_nll"].mean(),
+        "heldout_kl": 0.0,
+    }
+    arms = run.config["config"]["run_arms"]
+    height = 1.3 + 0.32 * len(arms)
+    figure = Figure(figsize=(9.5, height), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True)
+    for axis, (metric, title) in zip(axes, panels.items(), strict=True):
+        for row, (arm, colour) in enumerate(zip(arms, _colours(arms), strict=True)):
+            values = run.metrics[metric][row, :, -1]
+            axis.plot(values, np.full(len(values), row), "o", color=colour, alpha=0.3,
+                      markersize=4, markeredgewidth=0)
+            value = run.summary["arms"][arm][metric]
+            if value["mean"] is None:
+                continue
+            low, high = value["ci95"] or (value["mean"], value["mean"])
+            axis.plot([low, high], [row, row], color=colour, linewidth=2.5)
+            axis.plot(value["mean"], row, "o", color=colour, markersize=6)
+        if metric in floors:
+            axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
+        axis.set_title(title, fontsize=9)
+        axis.margins(x=0.12)
+        axis.locator_params(axis="x", nbins=4)
+    axes[0].set_yticks(range(len(arms)), arms)
+    axes[0].set_ylim(len(arms) - 0.5, -0.5)
+    figure.supxlabel(
+        "pale: each seed; strong: mean and 95 % interval; dashed: exact Bayes",
+        fontsize=9,
+    )
+    return figure
+
+
+def _attention(run: Run) -> Figure:
+    """Attention of one seed on its held-out sequence, before and after training."""
+    config = run.config["config"]
+    maps = {"before training": run.metrics["attention_initial"]}
+    for arm, weight in zip(
+        config["run_arms"], run.metrics["attention_final"], strict=True
+    ):
+        maps[f"after {arm}"] = weight
+    columns = min(len(maps), 5)
+    rows = -(-len(maps) // columns)
+    figure = Figure(figsize=(2.1 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    image = None
+    for axis, (title, weight) in zip(axes.flat, maps.items(), strict=False):
+        # Equal sharing among the n sources in sight would be 1 on this scale.
+        visible = np.maximum((weight > 0).sum(axis=1, keepdims=True), 1)
+        relative = np.where(weight > 0, weight * visible, np.nan)
+        image = axis.imshow(
+            relative,
+            norm=matplotlib.colors.LogNorm(1 / 16, 16, clip=True),
+            cmap="RdBu_r",
+            interpolation="nearest",
+        )
+        axis.set_title(title)
+        axis.grid(False)
+        axis.set_xlabel("source position j")
+    for axis in axes.flat[len(maps):]:
+        axis.set_axis_off()
+    for axis in axes[:, 0]:
+        axis.set_ylabel("query position i")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8)
+    bar.set_label("weight / equal share")
+    bar.set_ticks([1 / 16, 1 / 4, 1, 4, 16], labels=["1/16", "1/4", "1", "4", "16"])
+    bar.ax.minorticks_off()
+    figure.suptitle(
+        f"Attention on the first {weight.shape[0]} held-out positions,"
+        f" seed {config['snapshot_seed']}",
+        fontsize=10,
+    )
+    return figure
+
+
+def _colours(arms) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(len(arms))]

@@ -1,0 +1,252 @@
+"""The run directory: claimed before a run, checkpointed while it works, written at once.
+
+A directory is either untouched, or holds `checkpoints/` of a run in the middle, or a
+whole finished run: its files are written beside it first and then moved in, with
+summary.json last.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from orbax.checkpoint import v1 as ocp
+
+from jaxattn import sweep
+
+_PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "chex", "numpy")
+
+
+class RunError(RuntimeError):
+    """A run directory that cannot be used. The message says what to do."""
+
+
+class Run(NamedTuple):
+    """A run as it lies in its directory."""
+
+    path: Path
+    config: dict[str, Any]  # what config.json holds
+    axes: dict[str, Any]  # what metrics.json holds
+    metrics: dict[str, np.ndarray]
+    summary: dict[str, Any] | None  # None until it is written
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Makes sure that a run of this config may go into a directory.
+
+    Args:
+      workdir: made if it is not there.
+      config: checked.
+
+    Raises:
+      RunError: it cannot be written, or holds a run of another config.
+    """
+    made = [path for path in (workdir, *workdir.parents) if not path.exists()]
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise RunError(
+            f"workdir={str(workdir)!r}: cannot be written ({error.strerror}); allowed: a"
+            " folder that can"
+        ) from None
+    for name, kind in (("checkpoints", "an unfinished"), (".", "a finished")):
+        path = workdir / name / "config.json"
+        if path.is_file():
+            held = json.loads(path.read_text())["config"]
+            differing = _differing(held, _plain(config))
+            if differing:
+                raise RunError(
+                    f"workdir={str(workdir)!r}: holds {kind} run of another config"
+                    f" (differs in {', '.join(differing)}); allowed: another --workdir,"
+                    " or remove this one first"
+                )
+
+
+def save_checkpoint(workdir: Path, config: ConfigDict, carry: sweep.Carry) -> None:
+    """Keeps a run in the middle, in place of the one kept before."""
+    folder = workdir / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "config.json").exists():
+        _write_json(folder / "config.json", describe(config))
+    before = _checkpoint_steps(folder)
+    step = int(carry.step)
+    if step not in before:
+        ocp.save_pytree(folder.resolve() / str(step), carry)
+    for old in before:
+        if old != step:
+            shutil.rmtree(folder / str(old))
+
+
+def load_checkpoint(workdir: Path, like: sweep.Carry) -> sweep.Carry | None:
+    """The newest checkpoint, or None.
+
+    Args:
+      workdir: claimed.
+      like: a carry of the same sweep, for its structure.
+    """
+    folder = workdir / "checkpoints"
+    steps = _checkpoint_steps(folder)
+    if not steps:
+        return None
+    # Typed as the sweep's own, so that leaves come back as what they were.
+    restored = ocp.load_pytree(folder.resolve() / str(max(steps)), like)
+    return jax.tree.map(
+        lambda old, new: np.array(new) if isinstance(old, np.ndarray) else new,
+        like,
+        restored,
+    )
+
+
+def remove_checkpoints(workdir: Path) -> None:
+    """Forgets a run in the middle, once it is finished."""
+    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staged(workdir: Path) -> Iterator[Path]:
+    """A folder to write a finished run into; moved into `workdir` if all went well.
+
+    Yields:
+      An empty folder. Each of its files replaces its namesake at once; summary.json,
+      which says that the run is whole, comes last.
+    """
+    stage = Path(tempfile.mkdtemp(prefix=".writing-", dir=workdir))
+    try:
+        yield stage
+        files = [path for path in stage.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == "summary.json"):
+            target = workdir / path.relative_to(stage)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+    finally:
+        shutil.rmtree(stage)
+
+
+def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run:
+    """Writes config.json, metrics.npz and metrics.json.
+
+    Args:
+      folder: from `staged`.
+      config: of the run.
+      result: of the run.
+
+    Returns:
+      The run as it is read back, without a summary.
+    """
+    arrays = {"step": result.step, **result.curves}
+    axes = {"step": ["eval"]}
+    axes |= dict.fromkeys(result.curves, ["arm", "seed", "eval"])
+    for name, values in result.bayes_nll.items():
+        arrays[f"bayes_{name}_nll"], axes[f"bayes_{name}_nll"] = values, ["seed"]
+    arrays["attention_initial"] = result.attention["initial"]
+    arrays["attention_final"] = result.attention["final"]
+    axes["attention_initial"] = ["query", "source"]
+    axes["attention_final"] = ["arm", "query", "source"]
+    np.savez_compressed(folder / "metrics.npz", **arrays)
+    coordinates = {
+        "arm": list(config.run_arms),
+        "seed": list(range(config.seeds)),
+        "eval": result.step.tolist(),
+    }
+    _write_json(folder / "metrics.json", {"axes": axes, "coordinates": coordinates})
+    _write_json(folder / "config.json", describe(config))
+    return load(folder)
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Writes summary.json."""
+    _write_json(folder / "summary.json", summary)
+
+
+def load(path: Path | str) -> Run:
+    """Reads a run directory, without pickle.
+
+    Raises:
+      RunError: it is not one.
+    """
+    path = Path(path)
+    try:
+        config = json.loads((path / "config.json").read_text())
+        axes = json.loads((path / "metrics.json").read_text())
+        with np.load(path / "metrics.npz", allow_pickle=False) as file:
+            metrics = dict(file)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"run={str(path)!r}: not a finished run directory ({error}); allowed: one"
+            " with config.json, metrics.json and metrics.npz"
+        ) from None
+    summary_path = path / "summary.json"
+    summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
+    return Run(path, config, axes, metrics, summary)
+
+
+def describe(config: ConfigDict) -> dict[str, Any]:
+    """All that a run's numbers depend on: config, versions, device, code, generator."""
+    devices = jax.devices()
+    return {
+        "config": _plain(config),
+        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "device": {"kind": devices[0].device_kind, "count": len(devices)},
+        "git_commit": _git_commit(),
+        "prng_implementation": str(jax.config.jax_default_prng_impl),
+    }
+
+
+def _plain(config: ConfigDict) -> dict[str, Any]:
+    """As JSON gives it back, so that the two can be compared."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def _differing(held: dict, wanted: dict, prefix: str = "") -> list[str]:
+    names = []
+    for key in sorted(held.keys() | wanted.keys()):
+        old, new = held.get(key), wanted.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            names += _differing(old, new, f"{prefix}{key}.")
+        elif old != new:
+            names.append(f"{prefix}{key}")
+    return names
+
+
+def _checkpoint_steps(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+
+def _git_commit() -> str:
+    """The commit of the code, "+changes" behind it if edited; "unknown" outside git."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--", ".", ":/configs", ":/scripts")
+        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _write_json(path: Path, content: Any) -> None:
+    # allow_nan=False: a NaN is no JSON, and no number to hand to a program.
+    text = json.dumps(content, indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")

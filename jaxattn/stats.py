@@ -1,0 +1,111 @@
+"""Statistics over seeds: means with intervals, paired differences, censored times.
+
+Intervals are at 95 %. What cannot be known from the seeds at hand (an interval from one
+seed, a median beyond the end of the run) is None, never a number.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats as scipy_stats
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float | None
+    std: float | None  # sample standard deviation, n - 1
+    ci95: tuple[float, float] | None  # of the mean
+    n: int
+
+
+class Median(NamedTuple):
+    """A median over seeds; None where it lies beyond what was seen."""
+
+    median: float | None
+    ci95: tuple[float | None, float | None] | None
+    n: int
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """Mean over seeds with Student's interval.
+
+    mean ± t_{0.975, n-1} std / √n
+
+    Args:
+      values: one per seed (n,); non-finite ones are left out, and n says so.
+
+    Returns:
+      Estimate; std and ci95 are None below two values, all None without any.
+    """
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n == 0:
+        return Estimate(None, None, None, 0)
+    mean = float(values.mean())
+    if n == 1:
+        return Estimate(mean, None, None, 1)
+    std = float(values.std(ddof=1))
+    half = float(scipy_stats.t.ppf(0.975, n - 1)) * std / np.sqrt(n)
+    return Estimate(mean, std, (float(mean - half), float(mean + half)), n)
+
+
+def paired_difference(values: np.ndarray, baseline: np.ndarray) -> Estimate:
+    """Mean of value - baseline over the seeds that have both, see `estimate`."""
+    return estimate(np.asarray(values, np.float64) - np.asarray(baseline, np.float64))
+
+
+def first_reached(
+    steps: np.ndarray, curves: np.ndarray, threshold: np.ndarray
+) -> np.ndarray:
+    """First evaluation after step 0 at which each seed is at or below its threshold.
+
+    Args:
+      steps: of the evaluations (E,), the first being 0.
+      curves: (n, E), lower is better.
+      threshold: (n,).
+
+    Returns:
+      (n,) float64; inf for a seed that did not get there within the run (censored),
+      NaN for one whose threshold is not finite.
+    """
+    reached = np.asarray(curves)[:, 1:] <= np.asarray(threshold)[:, None]
+    first = np.asarray(steps, np.float64)[1:][np.argmax(reached, axis=1)]
+    first = np.where(reached.any(axis=1), first, np.inf)
+    return np.where(np.isfinite(threshold), first, np.nan)
+
+
+def median(values: np.ndarray) -> Median:
+    """Median over seeds with the sign test's interval, right under censoring.
+
+    Both use the order of the values alone, so a seed that never arrived (inf as a time,
+    0 as a speed-up) counts as what it is: later, or slower, than any that did. The
+    interval is a pair of order statistics and needs at least 6 seeds.
+
+    Args:
+      values: one per seed (n,), times or speed-ups; inf and 0 are censored; NaN is left
+        out, and n says so.
+
+    Returns:
+      Median; an end of the interval is None where it is censored.
+
+    Source: Conover 1999, Practical Nonparametric Statistics, section 3.2.
+    """
+    values = np.asarray(values, np.float64)
+    values = np.sort(values[~np.isnan(values)])
+    n = len(values)
+    if n == 0:
+        return Median(None, None, 0)
+    low, high = values[(n - 1) // 2], values[n // 2]
+    middle = None if _seen(low) is None or _seen(high) is None else (low + high) / 2
+    # The largest k with P(Binomial(n, 1/2) < k) at most 2.5 %.
+    k = int(scipy_stats.binom.ppf(0.025, n, 0.5))
+    if k == 0:
+        return Median(_seen(middle), None, n)
+    return Median(_seen(middle), (_seen(values[k - 1]), _seen(values[n - k])), n)
+
+
+def _seen(value: float | None) -> float | None:
+    """None for a censored value."""
+    return float(value) if value is not None and 0 < value < np.inf else None

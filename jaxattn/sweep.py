@@ -1,0 +1,359 @@
+"""Arms x seeds: every seed of an arm in one compiled program, advanced in stretches.
+
+Random numbers derive from one root key, folded with the seed's id and the name of a
+stream, so that a seed's numbers never depend on which other seeds or arms run.
+"""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxattn import attention, config as config_lib, losses, schedules
+from jaxattn.attention import Params
+from jaxattn.tasks import catalogue
+from jaxattn.tasks.base import Batch, Task
+
+_STREAMS = ("init", "data", "eval", "dropout", "embedding")
+
+# Of the training sequence ("train_...") and of the held-out one.
+METRICS = (
+    "train_loss",
+    "train_kl",
+    "train_accuracy",
+    "train_predictive_entropy",
+    "train_attention_entropy",
+    "heldout_loss",
+    "heldout_kl",
+    "accuracy",
+    "predictive_entropy",
+    "attention_entropy",
+)
+
+
+class Problem(NamedTuple):
+    """What one seed is given: where it starts, what it trains on, what judges it."""
+
+    params: Params
+    train: Batch  # (batch_size, ...)
+    heldout: Batch
+    log_bayes_train: jax.Array  # (batch_size, T, C), nats
+    log_bayes_heldout: jax.Array  # (T, C), nats
+
+
+class Carry(NamedTuple):
+    """A run in the middle: all that is needed to go on from here."""
+
+    step: np.ndarray  # steps done, a scalar
+    states: dict[str, schedules.State]  # by arm; leaves lead with the seed
+    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation), NaN if to come
+
+
+class Result(NamedTuple):
+    """A finished run."""
+
+    step: np.ndarray  # (evaluation,)
+    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation)
+    bayes_nll: dict[str, np.ndarray]  # "train", "heldout" -> (seed,), nats
+    attention: dict[str, np.ndarray]  # "initial" (n, n); "final" (arm, n, n)
+
+
+class Sweep(NamedTuple):
+    """A sweep, compiled: one training program per structure of an arm."""
+
+    config: ConfigDict
+    problems: Problem  # leaves lead with the seed
+    train: dict[schedules.Structure, Callable]
+    evaluate: Callable
+
+
+def stream(key: jax.Array, name: str) -> jax.Array:
+    """The key of a named stream: "init", "data", "eval", "dropout" or "embedding"."""
+    return jax.random.fold_in(key, _STREAMS.index(name))
+
+
+def evaluation_steps(config: ConfigDict) -> np.ndarray:
+    """Steps after which metrics are taken: 0, every `eval_every`, and the last."""
+    return np.append(np.arange(0, config.steps, config.eval_every), config.steps)
+
+
+def build(config: ConfigDict) -> Sweep:
+    """Draws every seed's problem and compiles the programs.
+
+    Rates, step numbers and states are arguments of the programs, so arms that differ
+    in nothing else share one.
+
+    Args:
+      config: checked, see `config.check`.
+
+    Returns:
+      Sweep.
+
+    Raises:
+      ConfigError: the task drew evidence that its own model calls impossible.
+    """
+    problems = jax.jit(lambda ids: _over_seeds(config, _problem, ids))(_seed_ids(config))
+    if not np.isfinite(problems.log_bayes_heldout.max(axis=-1)).all():
+        raise config_lib.ConfigError(
+            f"task.name={config.task.name!r}: drew evidence that is impossible under its"
+            " own model; allowed: task settings that give it a positive probability"
+        )
+    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
+    with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
+        evaluate = pool.submit(_compile_evaluate, config, problems)
+        train = {s: pool.submit(_compile_train, config, a, problems) for s, a in arms.items()}
+        return Sweep(
+            config,
+            problems,
+            {structure: program.result() for structure, program in train.items()},
+            evaluate.result(),
+        )
+
+
+def start(sweep: Sweep) -> Carry:
+    """The run before its first step: everything drawn, step 0 evaluated."""
+    config = sweep.config
+    shape = len(config.run_arms), config.seeds, len(evaluation_steps(config))
+    curves = {name: np.full(shape, np.nan, np.float32) for name in METRICS}
+    params = sweep.problems.params
+    for name, values in sweep.evaluate(params, sweep.problems, np.int32(0)).items():
+        curves[name][:, :, 0] = values  # every arm starts from the same weights
+    states = {arm: _initial_state(config, arm, params) for arm in config.run_arms}
+    return Carry(np.int64(0), states, curves)
+
+
+def advance(
+    sweep: Sweep, carry: Carry, on_progress: Callable[[int], None] = lambda _: None
+) -> Carry:
+    """Trains every arm up to the next evaluation, and evaluates.
+
+    Args:
+      sweep: from `build`.
+      carry: from `start`, `advance` or a checkpoint; not changed.
+      on_progress: told the number of seed-steps after each arm.
+
+    Returns:
+      The next Carry.
+    """
+    config = sweep.config
+    steps = evaluation_steps(config)
+    index = int(np.searchsorted(steps, carry.step, side="right"))
+    begin, end = np.int32(carry.step), np.int32(steps[index])
+    curves = {name: curve.copy() for name, curve in carry.curves.items()}
+    states = {}
+    for row, arm in enumerate(config.run_arms):
+        states[arm] = sweep.train[_structure(config, arm)](
+            _rates(config, arm), carry.states[arm], sweep.problems, begin, end
+        )
+        metrics = sweep.evaluate(states[arm].params, sweep.problems, end)
+        for name, values in metrics.items():
+            curves[name][row, :, index] = values
+        on_progress(int(end - begin) * config.seeds)
+    return Carry(np.int64(end), states, curves)
+
+
+def finish(sweep: Sweep, carry: Carry) -> Result:
+    """What is kept of a finished run."""
+    config = sweep.config
+    train_nll, heldout_nll = jax.jit(
+        lambda p: (
+            jnp.mean(jax.vmap(jax.vmap(_bayes_nll))(p.log_bayes_train, p.train), axis=1),
+            jax.vmap(_bayes_nll)(p.log_bayes_heldout, p.heldout),
+        )
+    )(sweep.problems)
+
+    inputs = sweep.problems.heldout.inputs[config.snapshot_seed]
+    mask = _mask(config, len(inputs))
+    length = config.snapshot_length
+
+    @jax.jit
+    def attention_map(params: Params) -> jax.Array:
+        one = jax.tree.map(lambda leaf: leaf[config.snapshot_seed], params)
+        return attention.forward(one, inputs, mask).weight[:length, :length]
+
+    finals = [attention_map(carry.states[arm].params) for arm in config.run_arms]
+    return Result(
+        step=evaluation_steps(config),
+        curves=carry.curves,
+        bayes_nll={"train": np.asarray(train_nll), "heldout": np.asarray(heldout_nll)},
+        attention={
+            "initial": np.asarray(attention_map(sweep.problems.params)),
+            "final": np.stack(finals),
+        },
+    )
+
+
+# --- one seed
+
+
+def _problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
+    seed_key, task = _seed_key(config, seed_id), _task(config, seed_id)
+    params = attention.init_params(
+        stream(seed_key, "init"),
+        d_x=config.task.d_x,
+        d_k=config.model.d_k,
+        d_v=config.model.d_v,
+        num_classes=catalogue.TASKS[config.task.name].num_classes(config.task),
+        scale=config.model.init_scale,
+        bias=config.model.bias,
+    )
+    train = _training_batch(config, seed_id, 0)
+    heldout = task.sample(stream(seed_key, "eval"))
+    return Problem(params, train, heldout, jax.vmap(task.bayes)(train), task.bayes(heldout))
+
+
+def _train(
+    config: ConfigDict,
+    schedule: schedules.Schedule,
+    begin: jax.Array,
+    end: jax.Array,
+    seed_id: jax.Array,
+    state: schedules.State,
+    train: Batch,
+) -> schedules.State:
+    key = stream(_seed_key(config, seed_id), "dropout")
+
+    def step(index: jax.Array, state: schedules.State) -> schedules.State:
+        batch = _training_batch(config, seed_id, index) if config.fresh else train
+        return schedule.step(state, batch, jax.random.fold_in(key, index))[0]
+
+    return jax.lax.fori_loop(begin, end, step, state)
+
+
+def _evaluate(
+    config: ConfigDict,
+    step: jax.Array,
+    seed_id: jax.Array,
+    params: Params,
+    problem: Problem,
+) -> dict[str, jax.Array]:
+    train, log_bayes_train = problem.train, problem.log_bayes_train
+    if config.fresh:  # the sequences last trained on
+        train = _training_batch(config, seed_id, jnp.maximum(step - 1, 0))
+        log_bayes_train = jax.vmap(_task(config, seed_id).bayes)(train)
+    on_train = jax.lax.map(lambda x: _scores(config, params, *x), (train, log_bayes_train))
+    heldout = _scores(config, params, problem.heldout, problem.log_bayes_heldout)
+    metrics = {f"train_{name}": jnp.mean(value) for name, value in on_train.items()}
+    metrics |= {f"heldout_{name}": heldout.pop(name) for name in ("loss", "kl")}
+    return metrics | heldout
+
+
+def _scores(
+    config: ConfigDict, params: Params, batch: Batch, log_bayes: jax.Array
+) -> dict[str, jax.Array]:
+    readout = attention.readout(params, batch.inputs, _mask(config, len(batch.inputs)))
+    logit, weights = readout.logit, batch.weights
+    share = losses.position_shares(weights, len(logit), logit.dtype)
+    return {
+        "loss": losses.cross_entropy(logit, batch.targets, weights),
+        "kl": losses.kl_to_bayes(log_bayes, logit, weights),
+        "accuracy": losses.accuracy(logit, batch.targets, weights),
+        "predictive_entropy": losses.predictive_entropy(logit, weights),
+        "attention_entropy": jnp.vdot(share, readout.attention_entropy),
+    }
+
+
+def _bayes_nll(log_bayes: jax.Array, batch: Batch) -> jax.Array:
+    return losses.cross_entropy(log_bayes, batch.targets, batch.weights)
+
+
+def _training_batch(config: ConfigDict, seed_id: jax.Array, step) -> Batch:
+    key = stream(_seed_key(config, seed_id), "data")
+    key = jax.random.fold_in(key, step)
+    sample = _task(config, seed_id).sample
+    return jax.vmap(lambda n: sample(jax.random.fold_in(key, n)))(
+        jnp.arange(config.batch_size)
+    )
+
+
+# --- what a config says
+
+
+def _seed_ids(config: ConfigDict) -> jax.Array:
+    return jnp.arange(config.seeds, dtype=jnp.uint32)
+
+
+def _seed_key(config: ConfigDict, seed_id: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(config.seed), seed_id)
+
+
+def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
+    embedding_key = stream(_seed_key(config, seed_id), "embedding")
+    return catalogue.TASKS[config.task.name].build(config.task, embedding_key)
+
+
+def _mask(config: ConfigDict, length: int) -> np.ndarray | None:
+    causal = _task(config, _seed_ids(config)[0]).causal
+    return attention.causal_mask(length) if causal else None
+
+
+def _structure(config: ConfigDict, arm: str) -> schedules.Structure:
+    return config_lib.structure(config.arms[arm])
+
+
+def _rates(config: ConfigDict, arm: str) -> dict[str, np.float32]:
+    rates = config_lib.rates(config.arms[arm])
+    return {name: np.float32(rate) for name, rate in rates.items()}
+
+
+def _schedule(
+    config: ConfigDict, structure: schedules.Structure, rates: dict
+) -> schedules.Schedule:
+    causal = _mask(config, 1) is not None
+    gradient = functools.partial(schedules.GRADIENTS[config.gradient], causal=causal)
+    return schedules.build(structure, rates, gradient)
+
+
+def _initial_state(config: ConfigDict, arm: str, params: Params) -> schedules.State:
+    schedule = _schedule(config, _structure(config, arm), _rates(config, arm))
+    return jax.vmap(schedule.init)(params)
+
+
+# --- compiling
+
+
+def _over_seeds(config: ConfigDict, function: Callable, seed_ids, *trees):
+    """Maps a function of (config, seed id, ...) over seeds, few or many side by side.
+
+    One seed after another keeps the working set in cache, which on CPU is about twice
+    as fast as all at once.
+    """
+    width = config.vmap_seeds
+    if width == 0:
+        width = 1 if jax.default_backend() == "cpu" else config.seeds
+    batch_size = width if width > 1 else None
+    return jax.lax.map(
+        lambda xs: function(config, *xs), (seed_ids, *trees), batch_size=batch_size
+    )
+
+
+def _compile_train(config: ConfigDict, arm: str, problems: Problem) -> Callable:
+    structure = _structure(config, arm)
+
+    def train(rates, states, problems, begin, end):
+        def one(config, seed_id, state, batch):
+            schedule = _schedule(config, structure, rates)
+            return _train(config, schedule, begin, end, seed_id, state, batch)
+
+        return _over_seeds(config, one, _seed_ids(config), states, problems.train)
+
+    states = _initial_state(config, arm, problems.params)
+    zero = np.int32(0)
+    arguments = _rates(config, arm), states, problems, zero, zero
+    return jax.jit(train).lower(*arguments).compile()
+
+
+def _compile_evaluate(config: ConfigDict, problems: Problem) -> Callable:
+    def evaluate(params, problems, step):
+        def one(config, seed_id, params, problem):
+            return _evaluate(config, step, seed_id, params, problem)
+
+        return _over_seeds(config, one, _seed_ids(config), params, problems)
+
+    arguments = problems.params, problems, np.int32(0)
+    return jax.jit(evaluate).lower(*arguments).compile()

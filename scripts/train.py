@@ -1,0 +1,124 @@
+"""Trains every arm of a config on every seed, and writes a run directory.
+
+    python scripts/train.py --config=configs/sticky.py[:VARIANT] [--workdir=DIR]
+        [--pdf] [--config.NAME=VALUE ...]
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import jax
+from absl import app, flags
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxattn import config as config_lib
+from jaxattn import figures, report, runs, sweep
+
+_CONFIG = flags.DEFINE_string("config", None, "a config file, with :VARIANT behind it")
+_WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-variant]")
+_PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
+
+
+def main(overrides: list[tuple[str, str]]) -> int:
+    """Runs; returns the exit code."""
+    try:
+        config = _config(overrides)
+        workdir = Path(_WORKDIR.value or Path("results") / config.name)
+        runs.claim(workdir, config)
+        summary = _run(config, workdir)
+    except (config_lib.ConfigError, runs.RunError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    print(report.terminal(summary))
+    print(f"Written to {workdir}: report.md, summary.json, metrics.npz, figures/")
+    return 0
+
+
+def _config(overrides: list[tuple[str, str]]) -> ConfigDict:
+    if _CONFIG.value is None:
+        raise config_lib.ConfigError(
+            "config: not given; allowed: a config file, as in"
+            " --config=configs/sticky.py"
+        )
+    config = config_lib.load(_CONFIG.value)
+    for field, text in overrides:
+        config_lib.override(config, field, text)
+    config_lib.check(config)
+    return config
+
+
+def _run(config: ConfigDict, workdir: Path) -> dict:
+    device = jax.devices()[0].device_kind
+    arms = ", ".join(config.run_arms)
+    print(f"{config.name}: {arms}; {config.seeds} seeds, {config.steps} steps, {device}")
+    print("compiling ...", flush=True)
+    started = time.perf_counter()
+    program = sweep.build(config)
+    compiled = time.perf_counter()
+    carry = sweep.start(program)
+    carry = runs.load_checkpoint(workdir, carry) or carry
+    if carry.step > 0:
+        print(f"going on from step {carry.step}")
+    carry = _train(program, carry, workdir)
+    wall = {"compile": compiled - started, "run": time.perf_counter() - compiled}
+
+    with runs.staged(workdir) as stage:
+        run = runs.write_metrics(stage, config, sweep.finish(program, carry))
+        summary = report.summarise(run, wall)
+        run = run._replace(summary=summary)
+        names = figures.draw(run, stage / "figures", pdf=_PDF.value)
+        (stage / "summary.csv").write_text(report.csv_table(summary))
+        paths = [f"figures/{name}" for name in names]
+        (stage / "report.md").write_text(report.markdown(summary, paths))
+        runs.write_summary(stage, summary)
+    runs.remove_checkpoints(workdir)
+    return summary
+
+
+def _train(program: sweep.Sweep, carry: sweep.Carry, workdir: Path) -> sweep.Carry:
+    config = program.config
+    per_step = config.seeds * len(config.run_arms)
+    with tqdm(
+        total=config.steps * per_step,
+        initial=int(carry.step) * per_step,
+        unit="seed-step",
+        dynamic_ncols=True,
+    ) as bar:
+        while carry.step < config.steps:
+            bar.set_description(f"step {carry.step}/{config.steps}")
+            before = int(carry.step)
+            carry = sweep.advance(program, carry, bar.update)
+            every = config.checkpoint_every
+            if int(carry.step) // every > before // every and carry.step < config.steps:
+                runs.save_checkpoint(workdir, config, carry)
+    return carry
+
+
+def _split(arguments: list[str]) -> list[tuple[str, str]]:
+    """Parses flags; --config.NAME=VALUE (or --config.NAME VALUE) are set aside."""
+    own, overrides = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument.startswith("--config."):
+            name, equals, text = argument.removeprefix("--config.").partition("=")
+            overrides.append((name, text if equals else next(rest, "")))
+        else:
+            own.append(argument)
+    try:
+        extra = flags.FLAGS(own)[1:]
+    except flags.Error as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    if extra:
+        print(f"train.py: unexpected argument {extra[0]!r}", file=sys.stderr)
+        sys.exit(2)
+    return overrides
+
+
+if __name__ == "__main__":
+    app.run(lambda overrides: sys.exit(main(overrides)), flags_parser=_split)

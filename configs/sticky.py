@@ -72,7 +72,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 "adam": {
                     "schedule": "gradient",
                     "optimizer": "adam",
-                    "learning_rate": 0.01,
+                    "learning_rate": 0.001,
                 },
             },
             "run_arms": ("sgd", "em", "sgd_matched", "adam"),

@@ -4,7 +4,8 @@ Everything here takes arrays without a batch axis; callers `vmap`. Letters in sh
 T positions, d_x inputs, d_k keys, d_v values, C classes; `weight` is the paper's a.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -12,10 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Fewest query rows worth a block of their own, and most blocks a sequence is cut into
-# (each block is its own piece of program, so more of them compile more slowly).
-_MIN_BLOCK = 250
-_MAX_BLOCKS = 8
+# Query rows that are worked on together, and the most groups that rows are cut into:
+# under a causal mask a group has its own number of sources, and is its own piece of
+# program, so that more of them waste less of the masked half but compile more slowly.
+_BLOCK = 128
+_MAX_GROUPS = 8
+
+# Sources as a slice, and which of them each query may see (sources, queries); None: all.
+Tile = tuple[slice, jax.Array | None]
 
 
 class Params(NamedTuple):
@@ -145,9 +150,7 @@ def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
     score = query @ key.T / np.sqrt(params.w_q.shape[1])
     weight = jax.nn.softmax(score, where=None if mask is None else jnp.asarray(mask))
     context = weight @ value
-    return Forward(
-        query, key, value, score, weight, context, read_out(params, context)
-    )
+    return Forward(query, key, value, score, weight, context, read_out(params, context))
 
 
 def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
@@ -165,35 +168,80 @@ def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
       Readout; entropies between 0 and the log of the number of allowed sources.
     """
     assert_head_shapes(params, inputs, mask)
-    query = inputs @ params.w_q / np.sqrt(params.w_q.shape[1])
+    query = inputs @ (params.w_q / np.sqrt(params.w_q.shape[1]))
     key = inputs @ params.w_k
     value_and_one = append_one(inputs @ params.w_v).T
-    contexts, entropies = [], []
-    for start, stop in row_blocks(len(inputs)):
+
+    def block(tiles: list[Tile], query: jax.Array) -> tuple[jax.Array, jax.Array]:
         summed, spread = 0, 0
-        for sources, score in shifted_scores(query, key, mask, start, stop):
+        for sources, score in shifted_scores(query, key, tiles):
             exponential = jnp.exp(score)
             summed += value_and_one[:, sources] @ exponential
             finite = jnp.where(exponential > 0, score, 0)
             spread += jnp.sum(exponential * finite, axis=0)
         normaliser = jnp.where(summed[-1] > 0, summed[-1], 1)
-        contexts.append((summed[:-1] / normaliser).T)
-        entropies.append(jnp.log(normaliser) - spread / normaliser)
-    return Readout(
-        read_out(params, jnp.concatenate(contexts)), jnp.concatenate(entropies)
+        context = (summed[:-1] / normaliser).T
+        return context, jnp.log(normaliser) - spread / normaliser
+
+    context, entropy = over_row_blocks(block, mask, query)
+    return Readout(read_out(params, context), entropy)
+
+
+def over_row_blocks(function: Callable, mask, *rows: jax.Array):
+    """Maps a function over blocks of query rows, one after another.
+
+    A block's T-wide arrays then share one small piece of memory that stays in cache
+    (measured on CPU: 1.4 times as fast as all blocks side by side).
+
+    Args:
+      function: (tiles, *block of each of `rows`) -> pytree of results, one per row. The
+        tiles list the sources that the block may look at.
+      mask: (T, T) or None; under a known causal mask later sources are left out.
+      rows: arrays (T, ...).
+
+    Returns:
+      Pytree of results (T, ...).
+    """
+    length = len(rows[0])
+    block, group = _block_sizes(length)
+    causal = is_causal(mask)
+    masks = () if causal or mask is None else (jnp.asarray(mask),)
+    blocks = jax.tree.map(lambda row: _pad(row, -length % group), (*masks, *rows))
+    blocks = jax.tree.map(
+        lambda row: row.reshape(-1, group // block, block, *row.shape[1:]), blocks
+    )
+
+    def one(start: int, index: jax.Array, rows: tuple) -> tuple:
+        if causal:
+            diagonal = slice(start, min(start + group, length))
+            source = jnp.arange(diagonal.stop - start)[:, None]
+            tiles = [(diagonal, source <= index * block + jnp.arange(block))]
+            tiles = [(slice(0, start), None), *tiles] if start > 0 else tiles
+        elif masks:
+            tiles = [(slice(0, length), rows[0].T)]
+        else:
+            tiles = [(slice(0, length), None)]
+        return function(tiles, *rows[len(masks) :])
+
+    results = []
+    for number, start in enumerate(range(0, length, group)):
+        of_group = jax.tree.map(lambda row, n=number: row[n], blocks)
+        step = functools.partial(one, start)
+        results.append(
+            jax.lax.map(
+                lambda xs, f=step: f(*xs), (np.arange(group // block), of_group)
+            )
+        )
+    return jax.tree.map(
+        lambda *parts: jnp.concatenate(
+            [part.reshape(group, *part.shape[2:]) for part in parts]
+        )[:length],
+        *results,
     )
 
 
-def row_blocks(length: int) -> list[tuple[int, int]]:
-    """Cuts T query rows into blocks [start, stop) that are worked on in one go."""
-    rows = max(_MIN_BLOCK, -(-length // _MAX_BLOCKS))
-    return [
-        (start, min(start + rows, length)) for start in range(0, length, rows)
-    ]
-
-
 def shifted_scores(
-    query: jax.Array, key: jax.Array, mask, start: int, stop: int
+    query: jax.Array, key: jax.Array, tiles: list[Tile]
 ) -> list[tuple[slice, jax.Array]]:
     """Scores of one block of queries, less the largest of each query, transposed.
 
@@ -201,36 +249,37 @@ def shifted_scores(
     order (measured: a quarter faster on CPU than queries down).
 
     Args:
-      query: q / √d_k (T, d_k).
+      query: q / √d_k of the block (B, d_k).
       key: (T, d_k).
-      mask: (T, T) or None; under a known causal mask the masked half is left out.
-      start, stop: the block's rows.
+      tiles: from `over_row_blocks`.
 
     Returns:
-      Pairs of a slice of sources, and s_ij - max_j s_ij (sources, stop - start), -inf
-      where masked. Their exponentials lie in [0, 1]; all 0 if nothing is allowed.
+      Pairs of a slice of sources, and s_ij - max_j s_ij (sources, B), -inf where
+      masked. Their exponentials lie in [0, 1]; all are 0 if nothing is allowed.
     """
-    block = query[start:stop].T
-    tiles = []
-    for sources, allowed in _tiles(mask, start, stop, len(key)):
-        score = key[sources] @ block
-        if allowed is not None:
-            score = jnp.where(allowed, score, -jnp.inf)
-        tiles.append((sources, score))
-    largest = jnp.max(jnp.stack([jnp.max(s, axis=0) for _, s in tiles]), axis=0)
+    scores = []
+    for sources, allowed in tiles:
+        score = key[sources] @ query.T
+        scores.append(score if allowed is None else jnp.where(allowed, score, -jnp.inf))
+    largest = functools.reduce(jnp.maximum, [jnp.max(s, axis=0) for s in scores])
     # -inf - (-inf) would be NaN in a row that may look nowhere.
     largest = jnp.where(largest > -jnp.inf, largest, 0)
-    return [(sources, score - largest) for sources, score in tiles]
+    return [
+        (sources, score - largest)
+        for (sources, _), score in zip(tiles, scores, strict=True)
+    ]
 
 
-def _tiles(mask, start: int, stop: int, length: int) -> Iterator:
-    """The sources of a row block, and what of them each row may see (None: all)."""
-    if is_causal(mask):
-        if start > 0:
-            yield slice(0, start), None
-        yield slice(start, stop), causal_mask(stop - start).T
-    else:
-        yield slice(0, length), None if mask is None else mask[start:stop].T
+def _block_sizes(length: int) -> tuple[int, int]:
+    """Rows of a block, and of a group of blocks that have the same sources."""
+    if length <= 2 * _BLOCK:
+        return length, length
+    blocks = -(-length // _BLOCK)
+    return _BLOCK, _BLOCK * max(2, -(-blocks // _MAX_GROUPS))
+
+
+def _pad(array: jax.Array, rows: int) -> jax.Array:
+    return jnp.pad(array, [(0, rows)] + [(0, 0)] * (array.ndim - 1))
 
 
 def append_one(array: jax.Array) -> jax.Array:

@@ -112,7 +112,9 @@ def _curves(run: Run) -> Figure:
         labels,
         loc="outside lower center",
         ncols=len(labels),
-        title=f"mean of {seeds} seeds, shaded: 95 % interval" if seeds > 1 else "1 seed",
+        title=f"mean of {seeds} seeds, shaded: 95 % interval"
+        if seeds > 1
+        else "1 seed",
     )
     return figure
 
@@ -143,8 +145,15 @@ def _final(run: Run) -> Figure:
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for row, (arm, colour) in enumerate(zip(arms, _colours(arms), strict=True)):
             values = run.metrics[metric][row, :, -1]
-            axis.plot(values, np.full(len(values), row), "o", color=colour, alpha=0.3,
-                      markersize=4, markeredgewidth=0)
+            axis.plot(
+                values,
+                np.full(len(values), row),
+                "o",
+                color=colour,
+                alpha=0.3,
+                markersize=4,
+                markeredgewidth=0,
+            )
             value = run.summary["arms"][arm][metric]
             if value["mean"] is None:
                 continue
@@ -175,7 +184,9 @@ def _attention(run: Run) -> Figure:
         maps[f"after {arm}"] = weight
     columns = min(len(maps), 5)
     rows = -(-len(maps) // columns)
-    figure = Figure(figsize=(2.1 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained")
+    figure = Figure(
+        figsize=(2.1 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained"
+    )
     axes = figure.subplots(rows, columns, squeeze=False)
     image = None
     for axis, (title, weight) in zip(axes.flat, maps.items(), strict=False):
@@ -191,7 +202,7 @@ def _attention(run: Run) -> Figure:
         axis.set_title(title)
         axis.grid(False)
         axis.set_xlabel("source position j")
-    for axis in axes.flat[len(maps):]:
+    for axis in axes.flat[len(maps) :]:
         axis.set_axis_off()
     for axis in axes[:, 0]:
         axis.set_ylabel("query position i")

@@ -229,9 +229,11 @@ def loss_and_gradient(
       ∂L/∂W_V = zᵀ u          ∂L/∂W_Q = xᵀ m W_K / √d_k
       ∂L/∂W_O = gᵀ δ          ∂L/∂W_K = mᵀ q / √d_k          ∂L/∂b_O = Σ_i δ_i
 
+    with b_ij = u_i·v_j = δ_i·(v_j W_O), whichever is shorter.
+
     No T x T array is kept, no exponential is computed twice, and under a known causal
-    mask the masked half is not computed. Four products with T x T entries, of depth
-    d_k, d_x, d_v, d_x.
+    mask the masked half is not computed. Four products make or read T x T entries, of
+    depth d_k, d_x, min(d_v, C) and d_x.
 
     Args:
       params: of the head.
@@ -250,51 +252,49 @@ def loss_and_gradient(
     attention.assert_head_shapes(params, inputs, mask)
     chex.assert_shape(targets, inputs.shape[:1])
     scale = 1 / np.sqrt(params.w_q.shape[1])
-    query, key = inputs @ params.w_q * scale, inputs @ params.w_k
-    value_and_one = attention.append_one(inputs @ params.w_v)
+    query, key = inputs @ (params.w_q * scale), inputs @ params.w_k
+    value = inputs @ params.w_v
+    in_classes = params.w_o.shape[1] < params.w_o.shape[0]
+    content = attention.append_one(value @ params.w_o if in_classes else value)
     input_and_one = attention.append_one(inputs).T
     share = losses.position_shares(weights, len(inputs), params.w_o.dtype)
 
-    loss = 0
-    blocks = []
-    for start, stop in attention.row_blocks(len(inputs)):
+    def block(tiles, query, target, share):
         exponentials = [
             (sources, jnp.exp(score))
-            for sources, score in attention.shifted_scores(
-                query, key, mask, start, stop
-            )
+            for sources, score in attention.shifted_scores(query, key, tiles)
         ]
         summed = sum(input_and_one[:, sources] @ e for sources, e in exponentials)
         normaliser = jnp.where(summed[-1] > 0, summed[-1], 1)[:, None]
         mean_input = summed[:-1].T / normaliser
         context = mean_input @ params.w_v
-
         logit = attention.read_out(params, context)
-        target, rows = targets[start:stop], share[start:stop]
-        loss += jnp.vdot(rows, losses.negative_log_likelihood(logit, target))
-        delta = rows[:, None] * _surprise(logit, target)
-        upstream = upstream_gradient(delta, params.w_o)
+        delta = share[:, None] * _surprise(logit, target)
 
         # (b_ij - E_i[b]) / n_i in one product: [u_i, -u_i·g_i] / n_i against [v_j, 1].
-        expected = jnp.sum(upstream * context, axis=1, keepdims=True)
-        centred = (jnp.concatenate([upstream, -expected], axis=1) / normaliser).T
+        if in_classes:
+            signal, mean = delta, context @ params.w_o
+        else:
+            signal, mean = upstream_gradient(delta, params.w_o), context
+        expected = jnp.sum(signal * mean, axis=1, keepdims=True)
+        centred = (jnp.concatenate([signal, -expected], axis=1) / normaliser).T
         routed = sum(
-            input_and_one[:-1, sources] @ (e * (value_and_one[sources] @ centred))
+            input_and_one[:-1, sources] @ (e * (content[sources] @ centred))
             for sources, e in exponentials
         )
-        blocks.append((mean_input, context, delta, upstream, routed.T))
+        return mean_input, logit, delta, routed.T
 
-    mean_input, context, delta, upstream, routed = (
-        jnp.concatenate(parts) for parts in zip(*blocks, strict=True)
+    mean_input, logit, delta, routed = attention.over_row_blocks(
+        block, mask, query, targets, share
     )
     gradient = attention.Params(
         w_q=inputs.T @ (routed @ params.w_k) * scale,
         w_k=routed.T @ query,  # `query` already carries 1/√d_k
-        w_v=mean_input.T @ upstream,
-        w_o=context.T @ delta,
+        w_v=mean_input.T @ upstream_gradient(delta, params.w_o),
+        w_o=(mean_input @ params.w_v).T @ delta,
         b_o=None if params.b_o is None else jnp.sum(delta, axis=0),
     )
-    return loss, gradient
+    return jnp.vdot(share, losses.negative_log_likelihood(logit, targets)), gradient
 
 
 def _surprise(logit: jax.Array, target: jax.Array) -> jax.Array:

@@ -65,9 +65,7 @@ def cross_entropy(
     return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), nll)
 
 
-def predictive_entropy(
-    logit: jax.Array, weight: jax.Array | None = None
-) -> jax.Array:
+def predictive_entropy(logit: jax.Array, weight: jax.Array | None = None) -> jax.Array:
     """Mean entropy of the predicted class, in nats.
 
     H = Σ_i w_i (-Σ_c p_ic log p_ic) / Σ_i w_i,  between 0 and log C

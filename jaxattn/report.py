@@ -248,7 +248,9 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
         for speedup in SPEEDUPS:
             steps = entry[_STEPS[speedup]]
             row += [
-                "never" if steps["median"] is None else f"{steps['median']:.0f}",
+                f">{summary['steps']}"
+                if steps["median"] is None
+                else f"{steps['median']:.0f}",
                 f"{steps['reached']}/{steps['n']}",
                 _speedup(entry[speedup]),
             ]

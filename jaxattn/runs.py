@@ -21,9 +21,10 @@ import numpy as np
 from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
+import jaxattn
 from jaxattn import sweep
 
-_PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "chex", "numpy")
+_PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
 
 
 class RunError(RuntimeError):
@@ -199,7 +200,8 @@ def describe(config: ConfigDict) -> dict[str, Any]:
     devices = jax.devices()
     return {
         "config": _plain(config),
-        "versions": {name: metadata.version(name) for name in _PACKAGES},
+        "versions": {"jaxattn": jaxattn.__version__}
+        | {name: metadata.version(name) for name in _PACKAGES},
         "device": {"kind": devices[0].device_kind, "count": len(devices)},
         "git_commit": _git_commit(),
         "prng_implementation": str(jax.config.jax_default_prng_impl),

@@ -1,4 +1,4 @@
-"""Arms x seeds: every seed of an arm in one compiled program, advanced in stretches.
+"""Arms x seeds: every seed of an arm in one compiled program, on every local device.
 
 Random numbers derive from one root key, folded with the seed's id and the name of a
 stream, so that a seed's numbers never depend on which other seeds or arms run.
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from jaxattn import attention, config as config_lib, losses, schedules
@@ -97,7 +98,7 @@ def build(config: ConfigDict) -> Sweep:
     Raises:
       ConfigError: the task drew evidence that its own model calls impossible.
     """
-    problems = jax.jit(lambda ids: _over_seeds(config, _problem, ids))(_seed_ids(config))
+    problems = _per_seed(config, lambda _, seed_id: _problem(config, seed_id))(None)
     if not np.isfinite(problems.log_bayes_heldout.max(axis=-1)).all():
         raise config_lib.ConfigError(
             f"task.name={config.task.name!r}: drew evidence that is impossible under its"
@@ -106,7 +107,9 @@ def build(config: ConfigDict) -> Sweep:
     arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
     with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
         evaluate = pool.submit(_compile_evaluate, config, problems)
-        train = {s: pool.submit(_compile_train, config, a, problems) for s, a in arms.items()}
+        train = {
+            s: pool.submit(_compile_train, config, a, problems) for s, a in arms.items()
+        }
         return Sweep(
             config,
             problems,
@@ -121,10 +124,11 @@ def start(sweep: Sweep) -> Carry:
     shape = len(config.run_arms), config.seeds, len(evaluation_steps(config))
     curves = {name: np.full(shape, np.nan, np.float32) for name in METRICS}
     params = sweep.problems.params
-    for name, values in sweep.evaluate(params, sweep.problems, np.int32(0)).items():
-        curves[name][:, :, 0] = values  # every arm starts from the same weights
     states = {arm: _initial_state(config, arm, params) for arm in config.run_arms}
-    return Carry(np.int64(0), states, curves)
+    metrics = sweep.evaluate(np.int32(0), params, sweep.problems)
+    for row in range(len(config.run_arms)):  # every arm starts from the same weights
+        _record(curves, (row, 0), config, metrics)
+    return Carry(np.array(0), states, curves)
 
 
 def advance(
@@ -145,16 +149,16 @@ def advance(
     index = int(np.searchsorted(steps, carry.step, side="right"))
     begin, end = np.int32(carry.step), np.int32(steps[index])
     curves = {name: curve.copy() for name, curve in carry.curves.items()}
+
     states = {}
     for row, arm in enumerate(config.run_arms):
         states[arm] = sweep.train[_structure(config, arm)](
-            _rates(config, arm), carry.states[arm], sweep.problems, begin, end
+            (_rates(config, arm), begin, end), carry.states[arm], sweep.problems.train
         )
-        metrics = sweep.evaluate(states[arm].params, sweep.problems, end)
-        for name, values in metrics.items():
-            curves[name][row, :, index] = values
+        metrics = sweep.evaluate(end, states[arm].params, sweep.problems)
+        _record(curves, (row, index), config, metrics)
         on_progress(int(end - begin) * config.seeds)
-    return Carry(np.int64(end), states, curves)
+    return Carry(np.array(int(end)), states, curves)
 
 
 def finish(sweep: Sweep, carry: Carry) -> Result:
@@ -162,7 +166,9 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     config = sweep.config
     train_nll, heldout_nll = jax.jit(
         lambda p: (
-            jnp.mean(jax.vmap(jax.vmap(_bayes_nll))(p.log_bayes_train, p.train), axis=1),
+            jnp.mean(
+                jax.vmap(jax.vmap(_bayes_nll))(p.log_bayes_train, p.train), axis=1
+            ),
             jax.vmap(_bayes_nll)(p.log_bayes_heldout, p.heldout),
         )
     )(sweep.problems)
@@ -180,7 +186,10 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     return Result(
         step=evaluation_steps(config),
         curves=carry.curves,
-        bayes_nll={"train": np.asarray(train_nll), "heldout": np.asarray(heldout_nll)},
+        bayes_nll={
+            "train": np.asarray(train_nll)[: config.seeds],
+            "heldout": np.asarray(heldout_nll)[: config.seeds],
+        },
         attention={
             "initial": np.asarray(attention_map(sweep.problems.params)),
             "final": np.stack(finals),
@@ -204,7 +213,9 @@ def _problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
     )
     train = _training_batch(config, seed_id, 0)
     heldout = task.sample(stream(seed_key, "eval"))
-    return Problem(params, train, heldout, jax.vmap(task.bayes)(train), task.bayes(heldout))
+    return Problem(
+        params, train, heldout, jax.vmap(task.bayes)(train), task.bayes(heldout)
+    )
 
 
 def _train(
@@ -236,7 +247,9 @@ def _evaluate(
     if config.fresh:  # the sequences last trained on
         train = _training_batch(config, seed_id, jnp.maximum(step - 1, 0))
         log_bayes_train = jax.vmap(_task(config, seed_id).bayes)(train)
-    on_train = jax.lax.map(lambda x: _scores(config, params, *x), (train, log_bayes_train))
+    on_train = jax.lax.map(
+        lambda x: _scores(config, params, *x), (train, log_bayes_train)
+    )
     heldout = _scores(config, params, problem.heldout, problem.log_bayes_heldout)
     metrics = {f"train_{name}": jnp.mean(value) for name, value in on_train.items()}
     metrics |= {f"heldout_{name}": heldout.pop(name) for name in ("loss", "kl")}
@@ -274,10 +287,6 @@ def _training_batch(config: ConfigDict, seed_id: jax.Array, step) -> Batch:
 # --- what a config says
 
 
-def _seed_ids(config: ConfigDict) -> jax.Array:
-    return jnp.arange(config.seeds, dtype=jnp.uint32)
-
-
 def _seed_key(config: ConfigDict, seed_id: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.key(config.seed), seed_id)
 
@@ -288,7 +297,7 @@ def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
 
 
 def _mask(config: ConfigDict, length: int) -> np.ndarray | None:
-    causal = _task(config, _seed_ids(config)[0]).causal
+    causal = _task(config, jnp.uint32(0)).causal
     return attention.causal_mask(length) if causal else None
 
 
@@ -311,49 +320,83 @@ def _schedule(
 
 def _initial_state(config: ConfigDict, arm: str, params: Params) -> schedules.State:
     schedule = _schedule(config, _structure(config, arm), _rates(config, arm))
-    return jax.vmap(schedule.init)(params)
+    states = jax.vmap(schedule.init)(params)
+    return jax.device_put(states, NamedSharding(_mesh(config), PartitionSpec("seed")))
 
 
-# --- compiling
+def _record(curves: dict, where: tuple, config: ConfigDict, metrics: dict) -> None:
+    for name, values in metrics.items():
+        row, index = where
+        curves[name][row, :, index] = np.asarray(values)[: config.seeds]
 
 
-def _over_seeds(config: ConfigDict, function: Callable, seed_ids, *trees):
-    """Maps a function of (config, seed id, ...) over seeds, few or many side by side.
+# --- where seeds run
 
-    One seed after another keeps the working set in cache, which on CPU is about twice
-    as fast as all at once.
+
+def _mesh(config: ConfigDict) -> jax.sharding.Mesh:
+    """As many of the local devices as there are seeds to give them."""
+    devices = jax.local_devices()[: config.seeds]
+    return jax.make_mesh(
+        (len(devices),), ("seed",), (jax.sharding.AxisType.Auto,), devices=devices
+    )
+
+
+def _per_seed(config: ConfigDict, function: Callable) -> Callable:
+    """Jits function(shared, seed_id, *of one seed) over all seeds, sharded on devices.
+
+    On each device, one seed after another keeps the working set in cache, which on CPU
+    is about twice as fast as all at once. Seeds are padded to a multiple of the devices.
+
+    Args:
+      config: its seeds, and how many of them to run side by side on a device.
+      function: of arguments shared by all seeds, a seed's id, and the seed's own.
+
+    Returns:
+      Jitted function(shared, *leading with the seed).
     """
+    mesh = _mesh(config)
+    seeds = -(-config.seeds // mesh.size) * mesh.size
     width = config.vmap_seeds
     if width == 0:
         width = 1 if jax.default_backend() == "cpu" else config.seeds
     batch_size = width if width > 1 else None
-    return jax.lax.map(
-        lambda xs: function(config, *xs), (seed_ids, *trees), batch_size=batch_size
-    )
+
+    def on_device(shared, *own):
+        return jax.lax.map(
+            lambda one: function(shared, *one), own, batch_size=batch_size
+        )
+
+    def on_all(shared, *own):
+        ids = jnp.arange(seeds, dtype=jnp.uint32)
+        arguments = shared, ids, *own
+        specs = (PartitionSpec(), *[PartitionSpec("seed")] * (len(own) + 1))
+        return jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=PartitionSpec("seed"),
+            check_vma=False,
+        )(*arguments)
+
+    return jax.jit(on_all)
 
 
 def _compile_train(config: ConfigDict, arm: str, problems: Problem) -> Callable:
     structure = _structure(config, arm)
 
-    def train(rates, states, problems, begin, end):
-        def one(config, seed_id, state, batch):
-            schedule = _schedule(config, structure, rates)
-            return _train(config, schedule, begin, end, seed_id, state, batch)
-
-        return _over_seeds(config, one, _seed_ids(config), states, problems.train)
+    def one(shared, seed_id, state, batch):
+        rates, begin, end = shared
+        schedule = _schedule(config, structure, rates)
+        return _train(config, schedule, begin, end, seed_id, state, batch)
 
     states = _initial_state(config, arm, problems.params)
-    zero = np.int32(0)
-    arguments = _rates(config, arm), states, problems, zero, zero
-    return jax.jit(train).lower(*arguments).compile()
+    shared = _rates(config, arm), np.int32(0), np.int32(0)
+    return _per_seed(config, one).lower(shared, states, problems.train).compile()
 
 
 def _compile_evaluate(config: ConfigDict, problems: Problem) -> Callable:
-    def evaluate(params, problems, step):
-        def one(config, seed_id, params, problem):
-            return _evaluate(config, step, seed_id, params, problem)
+    def one(step, seed_id, params, problem):
+        return _evaluate(config, step, seed_id, params, problem)
 
-        return _over_seeds(config, one, _seed_ids(config), params, problems)
-
-    arguments = problems.params, problems, np.int32(0)
-    return jax.jit(evaluate).lower(*arguments).compile()
+    arguments = np.int32(0), problems.params, problems
+    return _per_seed(config, one).lower(*arguments).compile()

@@ -27,7 +27,9 @@ def stationary_distribution(transition: np.ndarray) -> np.ndarray:
     """
     transition = np.asarray(transition, np.float64)
     chex.assert_shape(transition, (len(transition), len(transition)))
-    equations = np.vstack([transition.T - np.eye(len(transition)), np.ones(len(transition))])
+    equations = np.vstack(
+        [transition.T - np.eye(len(transition)), np.ones(len(transition))]
+    )
     constants = np.append(np.zeros(len(transition)), 1)
     return np.linalg.lstsq(equations, constants)[0]
 

@@ -1,8 +1,8 @@
-"""The sticky chain: SGD, EM-like and Adam on one sequence, against the exact Bayes answer.
+"""The sticky chain: SGD, EM-like and Adam on one sequence, against exact Bayes.
 
     python scripts/train.py --config=configs/sticky.py            # 8 seeds, 4 arms
     python scripts/train.py --config=configs/sticky.py:smoke      # seconds
-    python scripts/train.py --config=configs/sticky.py:parity     # the authors' protocol
+    python scripts/train.py --config=configs/sticky.py:parity     # the authors' way
 
 Expected: see results/sticky/report.md.
 """
@@ -33,7 +33,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "seeds": 8,
             "seed": 0,  # root of every random key
             "steps": 1000,
-            "eval_every": 25,
+            "eval_every": 20,
             "checkpoint_every": 100,
             "batch_size": 1,  # sequences per step
             "fresh": False,  # a new sequence every step, or always the same

@@ -5,6 +5,7 @@ T positions, d_x inputs, d_k keys, d_v values, C classes; `weight` is the paper'
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 _BLOCK = 128
 _MAX_GROUPS = 8
 
-# Sources as a slice, and which of them each query may see (sources, queries); None: all.
+# Sources as a slice, and which of them each query may see (sources, B); None: all.
 Tile = tuple[slice, jax.Array | None]
 
 
@@ -67,7 +68,10 @@ def init_params(
 
     Args:
       key: random key.
-      d_x, d_k, d_v, num_classes: widths, each at least 1.
+      d_x: width of the inputs, at least 1.
+      d_k: width of queries and keys, at least 1.
+      d_v: width of the values, at least 1.
+      num_classes: C, at least 1.
       scale: standard deviation of every weight.
       bias: whether the read-out has a bias.
       dtype: of the weights.
@@ -123,7 +127,7 @@ def read_out(params: Params, context: jax.Array) -> jax.Array:
       (T, C).
     """
     logit = context @ params.w_o
-    return logit if params.b_o is None else logit + params.b_o
+    return logit if params.b_o is None else logit + params.b_o[None]
 
 
 def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
@@ -147,7 +151,7 @@ def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
     assert_head_shapes(params, inputs, mask)
     query, key = inputs @ params.w_q, inputs @ params.w_k
     value = inputs @ params.w_v
-    score = query @ key.T / np.sqrt(params.w_q.shape[1])
+    score = query @ key.T / math.sqrt(params.w_q.shape[1])
     weight = jax.nn.softmax(score, where=None if mask is None else jnp.asarray(mask))
     context = weight @ value
     return Forward(query, key, value, score, weight, context, read_out(params, context))
@@ -168,7 +172,7 @@ def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
       Readout; entropies between 0 and the log of the number of allowed sources.
     """
     assert_head_shapes(params, inputs, mask)
-    query = inputs @ (params.w_q / np.sqrt(params.w_q.shape[1]))
+    query = inputs @ (params.w_q / math.sqrt(params.w_q.shape[1]))
     key = inputs @ params.w_k
     value_and_one = append_one(inputs @ params.w_v).T
 
@@ -180,7 +184,7 @@ def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
             finite = jnp.where(exponential > 0, score, 0)
             spread += jnp.sum(exponential * finite, axis=0)
         normaliser = jnp.where(summed[-1] > 0, summed[-1], 1)
-        context = (summed[:-1] / normaliser).T
+        context = (summed[:-1] / normaliser[None]).T
         return context, jnp.log(normaliser) - spread / normaliser
 
     context, entropy = over_row_blocks(block, mask, query)
@@ -215,7 +219,7 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
         if causal:
             diagonal = slice(start, min(start + group, length))
             source = jnp.arange(diagonal.stop - start)[:, None]
-            tiles = [(diagonal, source <= index * block + jnp.arange(block))]
+            tiles = [(diagonal, source <= index * block + jnp.arange(block)[None])]
             tiles = [(slice(0, start), None), *tiles] if start > 0 else tiles
         elif masks:
             tiles = [(slice(0, length), rows[0].T)]
@@ -265,7 +269,7 @@ def shifted_scores(
     # -inf - (-inf) would be NaN in a row that may look nowhere.
     largest = jnp.where(largest > -jnp.inf, largest, 0)
     return [
-        (sources, score - largest)
+        (sources, score - largest[None])
         for (sources, _), score in zip(tiles, scores, strict=True)
     ]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import matplotlib.ticker
 import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats as scipy_stats
@@ -99,13 +100,15 @@ def _curves(run: Run) -> Figure:
         axis.set_xlabel("step")
         axis.set_xlim(0, step[-1])
         axis.margins(y=0.08)
-    _floor(left, math.log(report.run_num_classes(run)), "chance")
+    _floor(left, math.log(report.num_classes(run)), "chance")
     _floor(left, float(run.metrics["bayes_train_nll"].mean()), "exact Bayes")
     left.set_title("Loss on the training sequence")
     left.set_ylabel("nats per position")
     right.set_title("Distance to Bayes on a held-out sequence")
     right.set_ylabel("KL(Bayes ‖ model), nats per position")
-    right.set_ylim(bottom=0)
+    right.set_yscale("log")  # an arm that over-fits would flatten all others
+    right.yaxis.set_major_formatter("{x:g}")
+    right.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     handles, labels = left.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -136,7 +139,6 @@ def _final(run: Run) -> Figure:
     floors = {
         "train_loss": run.metrics["bayes_train_nll"].mean(),
         "heldout_loss": run.metrics["bayes_heldout_nll"].mean(),
-        "heldout_kl": 0.0,
     }
     arms = run.config["config"]["run_arms"]
     height = 1.3 + 0.32 * len(arms)
@@ -164,7 +166,12 @@ def _final(run: Run) -> Figure:
             axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
         axis.set_title(title, fontsize=9)
         axis.margins(x=0.12)
-        axis.locator_params(axis="x", nbins=4)
+        if metric == "heldout_kl":
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        else:
+            axis.locator_params(axis="x", nbins=4)
     axes[0].set_yticks(range(len(arms)), arms)
     axes[0].set_ylim(len(arms) - 0.5, -0.5)
     figure.supxlabel(

@@ -7,10 +7,11 @@ Losses are in nats, so gradients are nats per unit of what they are taken for.
 Source of all: arXiv 2512.22473 ("the paper"), section 2 and 3.
 """
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxattn import attention, losses
 
@@ -137,7 +138,7 @@ def query_gradient(score_gradient: jax.Array, key: jax.Array) -> jax.Array:
       (T, d_k).
     """
     chex.assert_rank([score_gradient, key], 2)
-    return score_gradient @ key / np.sqrt(key.shape[1])
+    return score_gradient @ key / math.sqrt(key.shape[1])
 
 
 def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
@@ -153,7 +154,7 @@ def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
       (S, d_k).
     """
     chex.assert_rank([score_gradient, query], 2)
-    return score_gradient.T @ query / np.sqrt(query.shape[1])
+    return score_gradient.T @ query / math.sqrt(query.shape[1])
 
 
 # --- responsibilities
@@ -251,7 +252,7 @@ def loss_and_gradient(
     """
     attention.assert_head_shapes(params, inputs, mask)
     chex.assert_shape(targets, inputs.shape[:1])
-    scale = 1 / np.sqrt(params.w_q.shape[1])
+    scale = 1 / math.sqrt(params.w_q.shape[1])
     query, key = inputs @ (params.w_q * scale), inputs @ params.w_k
     value = inputs @ params.w_v
     in_classes = params.w_o.shape[1] < params.w_o.shape[0]

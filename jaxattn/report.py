@@ -42,7 +42,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     config = run.config["config"]
     arms = config["run_arms"]
     final = {name: run.metrics[name][..., -1] for name in METRICS}
-    chance = math.log(run_num_classes(run))
+    chance = math.log(num_classes(run))
     bayes = {name: run.metrics[f"bayes_{name}_nll"] for name in ("train", "heldout")}
     finite = np.isfinite(run.metrics["train_loss"]).all(axis=2)
 
@@ -125,7 +125,7 @@ def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, An
     return comparisons
 
 
-def run_num_classes(run: Run) -> int:
+def num_classes(run: Run) -> int:
     """Number of classes of the run's task."""
     fields = run.config["config"]["task"]
     return catalogue.TASKS[fields["name"]].num_classes(_Fields(fields))
@@ -176,11 +176,14 @@ def terminal(summary: dict[str, Any]) -> str:
     if summary["comparisons"]:
         baseline = summary["comparisons"][0]["baseline"]
         blocks += [
-            f"Steps to where {baseline} ended, median over seeds [95 %]; censored seeds"
-            " count as slower",
+            f"Steps to where {baseline} ended (seeds that got there), speed-up; median"
+            " [95 %]",
             _text_table(_speed_table(summary)),
         ]
-    return "\n\n".join([*blocks, *_flag_lines(summary)]) + "\n"
+    flags = _flag_lines(summary)
+    if flags:
+        blocks.append("\n".join(["Flags", *flags]))
+    return "\n\n".join(blocks) + "\n"
 
 
 def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
@@ -240,18 +243,15 @@ def _difference_table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm"]]
-    for of in ("train", "held-out"):
-        rows[0] += [f"{of} steps", "seeds", "speed-up"]
+    rows = [["arm", "train loss", "speed-up", "held-out KL", "speed-up"]]
     for entry in summary["comparisons"]:
         row = [entry["arm"]]
         for speedup in SPEEDUPS:
             steps = entry[_STEPS[speedup]]
+            median = steps["median"]
+            text = f">{summary['steps']}" if median is None else f"{median:.0f}"
             row += [
-                f">{summary['steps']}"
-                if steps["median"] is None
-                else f"{steps['median']:.0f}",
-                f"{steps['reached']}/{steps['n']}",
+                f"{text} ({steps['reached']}/{steps['n']})",
                 _speedup(entry[speedup]),
             ]
         rows.append(row)
@@ -285,10 +285,10 @@ def _mean(value: dict[str, Any], sign: str = "") -> str:
 
 
 def _speedup(value: dict[str, Any]) -> str:
-    text = "<1" if value["median"] is None else f"{value['median']:.1f}x"
+    text = "<1" if value["median"] is None else f"{value['median']:.3g}x"
     if value["ci95"] is None:
         return text
-    low, high = ("<1" if end is None else f"{end:.1f}" for end in value["ci95"])
+    low, high = ("<1" if end is None else f"{end:.3g}" for end in value["ci95"])
     return f"{text} [{low}, {high}]"
 
 

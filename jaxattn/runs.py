@@ -1,4 +1,4 @@
-"""The run directory: claimed before a run, checkpointed while it works, written at once.
+"""The run directory: claimed before a run, checkpointed in it, written at once.
 
 A directory is either untouched, or holds `checkpoints/` of a run in the middle, or a
 whole finished run: its files are written beside it first and then moved in, with
@@ -61,8 +61,8 @@ def claim(workdir: Path, config: ConfigDict) -> None:
             with contextlib.suppress(OSError):
                 path.rmdir()
         raise RunError(
-            f"workdir={str(workdir)!r}: cannot be written ({error.strerror}); allowed: a"
-            " folder that can"
+            f"workdir={str(workdir)!r}: cannot be written ({error.strerror});"
+            " allowed: a folder that can"
         ) from None
     for name, kind in (("checkpoints", "an unfinished"), (".", "a finished")):
         path = workdir / name / "config.json"
@@ -150,7 +150,7 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     """
     arrays = {"step": result.step, **result.curves}
     axes = {"step": ["eval"]}
-    axes |= dict.fromkeys(result.curves, ["arm", "seed", "eval"])
+    axes |= {name: ["arm", "seed", "eval"] for name in result.curves}
     for name, values in result.bayes_nll.items():
         arrays[f"bayes_{name}_nll"], axes[f"bayes_{name}_nll"] = values, ["seed"]
     arrays["attention_initial"] = result.attention["initial"]

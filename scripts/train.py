@@ -25,9 +25,6 @@ _PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
 def main(overrides: list[tuple[str, str]]) -> int:
     """Runs; returns the exit code."""
     logging.set_verbosity(logging.WARNING)  # JAX tells which backends it lacks
-    # One CPU device per core, each with seeds of its own, is twice as fast as one
-    # device whose operations are split over cores (measured on 2).
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())
     try:
         config = _config(overrides)
         workdir = Path(_WORKDIR.value or Path("results") / config.name)
@@ -58,14 +55,11 @@ def _config(overrides: list[tuple[str, str]]) -> ConfigDict:
 
 
 def _run(config: ConfigDict, workdir: Path) -> dict:
-    devices = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
-    print(f"{config.name}: {', '.join(config.run_arms)}")
-    print(
-        f"{config.seeds} seeds, {config.steps} steps, on {devices}; compiling ...",
-        flush=True,
-    )
+    device, workers = jax.local_devices()[0].device_kind, _workers()
+    print(f"{config.name}: {', '.join(config.run_arms)}; {config.seeds} seeds")
+    print(f"{config.steps} steps, {workers} x {device}; compiling ...", flush=True)
     started = time.perf_counter()
-    program = sweep.build(config)
+    program = sweep.build(config, workers=workers)
     compiled = time.perf_counter()
     carry = sweep.start(program)
     carry = runs.load_checkpoint(workdir, carry) or carry
@@ -85,6 +79,14 @@ def _run(config: ConfigDict, workdir: Path) -> dict:
         runs.write_summary(stage, summary)
     runs.remove_checkpoints(workdir)
     return summary
+
+
+def _workers() -> int:
+    """One per core on a CPU, one on an accelerator."""
+    if jax.default_backend() != "cpu":
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _train(program: sweep.Sweep, carry: sweep.Carry, workdir: Path) -> sweep.Carry:

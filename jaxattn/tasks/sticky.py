@@ -61,7 +61,7 @@ def sticky(
         return Batch(embedding[symbols[:-1]] + noise, symbols[1:])
 
     def bayes(batch: Batch) -> jax.Array:
-        difference = batch.inputs[:, None, :] - embedding
+        difference = batch.inputs[:, None] - embedding[None]
         log_likelihood = -jnp.sum(difference**2, axis=2) / 2
         dtype = log_likelihood.dtype
         return markov.forward_filter(

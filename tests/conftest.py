@@ -1,0 +1,45 @@
+"""Every test: one device, no silent promotion of rank or dtype, warnings are errors."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jaxattn.attention import Params
+from jaxattn.tasks.base import Batch
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+class Reference(NamedTuple):
+    """One run of the authors' script."""
+
+    params: Params
+    batch: Batch
+    losses: dict[str, np.ndarray]  # "sgd", "em" -> (1000,)
+    final: dict[str, np.ndarray]  # "sgd", "em" -> loss, entropy, accuracy
+
+
+@pytest.fixture(scope="session")
+def references() -> dict[str, Reference]:
+    with np.load(Path(__file__).parent / "data" / "sticky_reference.npz") as file:
+        arrays = dict(file)
+    seeds = sorted({name.split("/")[0] for name in arrays})
+    return {
+        seed: Reference(
+            Params(*(arrays[f"{seed}/w_{role}"] for role in "qkvo")),
+            Batch(arrays[f"{seed}/x"], arrays[f"{seed}/y"]),
+            {arm: arrays[f"{seed}/loss_{arm}"] for arm in ("sgd", "em")},
+            {arm: arrays[f"{seed}/final_{arm}"] for arm in ("sgd", "em")},
+        )
+        for seed in seeds
+    }
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

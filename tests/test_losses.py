@@ -1,0 +1,100 @@
+"""Losses against their definitions in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from jaxattn import losses
+
+
+@pytest.fixture
+def case(x64):
+    rng = np.random.default_rng(0)
+    logit = jnp.asarray(3 * rng.normal(size=(9, 5)))
+    weight = jnp.asarray(np.where(np.arange(9) % 3 == 0, 0, rng.random(9)))
+    return logit, jnp.asarray(rng.integers(0, 5, 9)), weight
+
+
+def test_cross_entropy(case):
+    logit, target, weight = case
+    nll = -special.log_softmax(logit, axis=1)[np.arange(9), target]
+    assert losses.cross_entropy(logit, target) == pytest.approx(nll.mean())
+    weighted = np.average(nll, weights=weight)
+    assert losses.cross_entropy(logit, target, weight) == pytest.approx(weighted)
+
+
+def test_scaling_the_weights_changes_nothing(case):
+    logit, target, weight = case
+    once = losses.cross_entropy(logit, target, weight)
+    assert losses.cross_entropy(logit, target, 7 * weight) == pytest.approx(once)
+
+
+def test_all_weights_zero_is_zero_not_nan(case):
+    logit, target, weight = case
+    loss, gradient = jax.value_and_grad(losses.cross_entropy)(logit, target, 0 * weight)
+    assert loss == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_predictive_entropy(case):
+    logit, _, weight = case
+    entropy = stats.entropy(special.softmax(logit, axis=1), axis=1)
+    assert losses.predictive_entropy(logit) == pytest.approx(entropy.mean())
+    weighted = np.average(entropy, weights=weight)
+    assert losses.predictive_entropy(logit, weight) == pytest.approx(weighted)
+
+
+def test_predictive_entropy_of_the_extremes_and_its_gradient(x64):
+    assert losses.predictive_entropy(jnp.zeros((2, 8))) == pytest.approx(np.log(8))
+    ruled_out = jnp.array([[0.0, -jnp.inf, -jnp.inf]])
+    value, gradient = jax.value_and_grad(losses.predictive_entropy)(ruled_out)
+    assert value == 0
+    assert np.isfinite(gradient).all()
+
+
+def test_kl_to_bayes(case):
+    logit, _, weight = case
+    log_bayes = special.log_softmax(
+        np.random.default_rng(1).normal(size=(9, 5)), axis=1
+    )
+    model = special.softmax(logit, axis=1)
+    kl = stats.entropy(np.exp(log_bayes), model, axis=1)
+    log_bayes = jnp.asarray(log_bayes)
+    assert losses.kl_to_bayes(log_bayes, logit) == pytest.approx(kl.mean())
+    weighted = np.average(kl, weights=weight)
+    assert losses.kl_to_bayes(log_bayes, logit, weight) == pytest.approx(weighted)
+    same = losses.kl_to_bayes(jax.nn.log_softmax(logit), logit)
+    assert same == pytest.approx(0, abs=1e-15)
+
+
+def test_kl_where_bayes_rules_classes_out(x64):
+    log_bayes = jnp.array([[0.0, -jnp.inf]])
+    logit = jnp.zeros((1, 2))
+    value, gradient = jax.value_and_grad(losses.kl_to_bayes, 1)(log_bayes, logit)
+    assert value == pytest.approx(np.log(2))
+    assert np.isfinite(gradient).all()
+
+
+def test_kl_does_not_hide_flagged_evidence(x64):
+    log_bayes = jnp.full((1, 2), jnp.nan)
+    assert np.isnan(losses.kl_to_bayes(log_bayes, jnp.zeros((1, 2))))
+
+
+def test_accuracy(case):
+    logit, target, weight = case
+    hit = np.argmax(logit, axis=1) == target
+    assert losses.accuracy(logit, target) == pytest.approx(hit.mean())
+    weighted = np.average(hit, weights=weight)
+    assert losses.accuracy(logit, target, weight) == pytest.approx(weighted)
+
+
+def test_shapes_that_do_not_fit_are_refused(case):
+    logit, target, weight = case
+    with pytest.raises(AssertionError):
+        losses.cross_entropy(logit[0], target)
+    with pytest.raises(AssertionError):
+        losses.cross_entropy(logit, target, weight[:-1])
+    with pytest.raises(AssertionError):
+        losses.kl_to_bayes(logit[:, :-1], logit)

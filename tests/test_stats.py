@@ -1,0 +1,75 @@
+"""Means, intervals and censored medians."""
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from jaxattn import stats
+
+
+def test_estimate_is_student_s():
+    values = np.array([1.0, 2.0, 4.0, 7.0])
+    estimate = stats.estimate(values)
+    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert estimate.mean == values.mean()
+    assert estimate.std == pytest.approx(np.std(values, ddof=1))
+    assert estimate.ci95 == pytest.approx((expected.low, expected.high))
+    assert estimate.n == 4
+
+
+def test_estimate_leaves_out_what_is_not_finite_and_says_so():
+    assert stats.estimate([1.0, np.nan, 3.0, np.inf]) == stats.estimate([1.0, 3.0])
+    assert stats.estimate([np.nan]) == stats.Estimate(None, None, None, 0)
+    assert stats.estimate([5.0]) == stats.Estimate(5.0, None, None, 1)
+
+
+def test_paired_difference_is_narrower_than_unpaired():
+    rng = np.random.default_rng(0)
+    seed_effect = rng.normal(size=20)
+    a, b = seed_effect + 0.1, seed_effect + 0.01 * rng.normal(size=20)
+    low, high = stats.paired_difference(a, b).ci95
+    assert 0.09 < low < high < 0.11
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_coverage_of_the_mean(n):
+    rng = np.random.default_rng(0)
+    inside = 0
+    for values in rng.normal(size=(2000, n)):
+        low, high = stats.estimate(values).ci95
+        inside += low <= 0 <= high
+    assert 0.93 < inside / 2000 < 0.97
+
+
+@pytest.mark.parametrize("n", [6, 8, 9, 32])
+def test_coverage_of_the_median_under_censoring(n):
+    """Exponential times, censored at 1.2 medians: still at least 95 %."""
+    rng = np.random.default_rng(0)
+    inside = 0
+    for values in rng.exponential(size=(2000, n)) / np.log(2):
+        low, high = stats.median(np.where(values > 1.2, np.inf, values)).ci95
+        inside += (low or np.inf) <= 1 <= (high or np.inf)
+    assert inside / 2000 > 0.94
+
+
+def test_first_reached():
+    steps = np.array([0, 10, 20, 30])
+    curves = np.array(
+        [[3, 2, 1, 0], [3, 3, 3, 3], [0, 3, 3, 1], [1, np.nan, np.nan, np.nan]], float
+    )
+    reached = stats.first_reached(steps, curves, np.array([1.0, 1.0, 1.0, 1.0]))
+    # Step 0 does not count: nothing was learned yet. A diverged seed never arrives.
+    np.testing.assert_array_equal(reached, [20, np.inf, 30, np.inf])
+    assert np.isnan(stats.first_reached(steps, curves[:1], np.array([np.nan])))[0]
+
+
+def test_median_with_censored_seeds():
+    assert stats.median([10.0, np.inf, 20.0]) == stats.Median(20.0, None, 3)
+    assert stats.median([10.0, np.inf, np.inf]).median is None
+    # Half of them censored: the median lies beyond the run.
+    assert stats.median([10.0, np.inf]).median is None
+    assert stats.median([]) == stats.Median(None, None, 0)
+    median = stats.median([1.0, 2.0, 3.0, 4.0, 5.0, np.inf])
+    assert median == stats.Median(3.5, (1.0, None), 6)
+    # As speed-ups, censored seeds are zeros and come first.
+    assert stats.median([0.0, 2.0, 3.0, 4.0, 5.0, 6.0]).ci95 == (None, 6.0)

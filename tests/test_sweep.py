@@ -1,0 +1,176 @@
+"""Sweeps: a seed's numbers are its own; every gradient and optimizer runs."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxattn import attention, losses, stats, sweep
+from jaxattn import config as config_lib
+
+CONFIG = Path(__file__).parents[1] / "configs" / "sticky.py"
+
+
+@pytest.fixture(autouse=True)
+def _library_promotion():
+    with jax.numpy_dtype_promotion("standard"):  # Adam's own arithmetic
+        yield
+
+
+def small_config(**changes):
+    config = config_lib.load(f"{CONFIG}:smoke")
+    config.update_from_flattened_dict(changes)
+    config_lib.check(config)
+    return config
+
+
+def run(config, workers=1):
+    program = sweep.build(config, workers=workers)
+    carry = sweep.start(program)
+    while carry.step < config.steps:
+        carry = sweep.advance(program, carry)
+    return sweep.finish(program, carry)
+
+
+def assert_same_bits(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_a_seed_does_not_depend_on_the_others():
+    many = run(small_config(seeds=4)).curves
+    few = run(small_config(seeds=2)).curves
+    assert_same_bits({name: curve[:, :2] for name, curve in many.items()}, few)
+    assert len(np.unique(many["train_loss"][0, :, -1])) == 4
+
+
+def test_an_arm_does_not_depend_on_the_others():
+    every = run(small_config()).curves
+    adam = run(small_config(run_arms=("adam",))).curves
+    assert_same_bits({name: curve[3:] for name, curve in every.items()}, adam)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_numbers_do_not_depend_on_the_number_of_workers(workers):
+    """Three seeds in hands of 3; of 2, the last padded; of 1."""
+    config = small_config(seeds=3)
+    assert_same_bits(run(config, workers=workers), run(config))
+
+
+def test_stopping_in_between_changes_nothing():
+    config = small_config()
+    program = sweep.build(config, workers=1)
+    carry = sweep.advance(program, sweep.start(program))
+    again = sweep.build(config, workers=1)
+    while carry.step < config.steps:
+        carry = sweep.advance(again, carry)
+    assert_same_bits(sweep.finish(again, carry), run(config))
+
+
+def test_how_often_it_evaluates_changes_nothing():
+    often, seldom = (run(small_config(eval_every=e)) for e in (4, 20))
+    assert_same_bits(
+        {name: curve[..., [0, -1]] for name, curve in often.curves.items()},
+        seldom.curves,
+    )
+
+
+def test_a_last_stretch_that_is_shorter():
+    result = run(small_config(steps=7, eval_every=5))
+    np.testing.assert_array_equal(result.step, [0, 5, 7])
+    assert np.isfinite(result.curves["train_loss"]).all()
+
+
+def test_autodiff_gives_the_same_run():
+    laws = run(small_config()).curves
+    autodiff = run(small_config(gradient="autodiff")).curves
+    for name in ("train_loss", "heldout_kl"):
+        np.testing.assert_allclose(laws[name], autodiff[name], atol=2e-5)
+
+
+def test_side_by_side_gives_the_same_run():
+    one_by_one, together = (run(small_config(vmap_seeds=v)).curves for v in (1, 2))
+    np.testing.assert_allclose(
+        one_by_one["train_loss"], together["train_loss"], atol=1e-5
+    )
+
+
+def test_a_diverging_seed_stays_alone():
+    rates = {f"arms.sgd_matched.{name}": 1e30 for name in ("learning_rate",)}
+    wild, tame = run(small_config(**rates)), run(small_config())
+    row = small_config().run_arms.index("sgd_matched")
+    assert not np.isfinite(wild.curves["train_loss"][row, :, -1]).any()
+    others = [index for index in range(4) if index != row]
+    for name, curve in tame.curves.items():
+        np.testing.assert_array_equal(wild.curves[name][others], curve[others])
+
+
+def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
+    config = small_config(fresh=True, batch_size=2, steps=3, eval_every=1)
+    result = run(config)
+    at_rest = run(
+        small_config(
+            **{"arms.sgd.learning_rate": 0.0},
+            fresh=True,
+            steps=3,
+            eval_every=1,
+            run_arms=("sgd",),
+        )
+    )
+    # Nothing is learned, yet the loss moves: other sequences.
+    assert len(np.unique(at_rest.curves["train_loss"][0, 0, 1:])) == 3
+    assert len(np.unique(at_rest.curves["heldout_loss"][0, 0])) == 1
+    assert_same_bits(result.curves, run(config).curves)
+
+
+def test_per_seed_embeddings_differ():
+    shared, own = (
+        sweep.build(
+            small_config(**{"task.embedding": e}, run_arms=("sgd",)), workers=1
+        ).problems
+        for e in ("shared", "per_seed")
+    )
+
+    def mean_of_symbol_zero(problems):
+        seen = problems.train.targets[:, 0, :-1] == 0
+        inputs = problems.train.inputs[:, 0, 1:]
+        return [x[s].mean(axis=0) for x, s in zip(inputs, seen, strict=True)]
+
+    gap = [np.linalg.norm(np.subtract(*mean_of_symbol_zero(p))) for p in (shared, own)]
+    assert gap[0] < 2.5 < gap[1]
+
+
+def test_rates_share_a_program():
+    program = sweep.build(small_config(), workers=1)
+    assert len(program.train) == 3  # sgd and sgd_matched differ in a number alone
+
+
+def test_no_trained_model_beats_bayes_on_fresh_sequences():
+    """Paired over 64 sequences: the loss of every arm lies above the exact answer's."""
+    config = small_config(**{"task.length": 500}, steps=300, eval_every=100)
+    program = sweep.build(config, workers=1)
+    carry = sweep.start(program)
+    while carry.step < config.steps:
+        carry = sweep.advance(program, carry)
+    task = sweep._task(config, jnp.uint32(0))
+    mask = attention.causal_mask(499)
+
+    @jax.jit
+    def losses_of(params, keys):
+        def one(key):
+            batch = task.sample(key)
+            model = attention.readout(params, batch.inputs, mask).logit
+            return (
+                losses.cross_entropy(model, batch.targets),
+                losses.cross_entropy(task.bayes(batch), batch.targets),
+            )
+
+        return jax.lax.map(one, keys)
+
+    keys = jax.random.split(jax.random.key(99), 64)
+    for arm in config.run_arms:
+        params = jax.tree.map(lambda leaf: leaf[0], carry.states[arm].params)
+        model, bayes = losses_of(params, keys)
+        low, _ = stats.paired_difference(model, bayes).ci95
+        assert low > 0.02, arm

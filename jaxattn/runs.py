@@ -86,7 +86,7 @@ def save_checkpoint(workdir: Path, config: ConfigDict, carry: sweep.Carry) -> No
     before = _checkpoint_steps(folder)
     step = int(carry.step)
     if step not in before:
-        ocp.save_pytree(folder.resolve() / str(step), carry)
+        ocp.save(folder.resolve() / str(step), carry)
     for old in before:
         if old != step:
             shutil.rmtree(folder / str(old))
@@ -104,7 +104,7 @@ def load_checkpoint(workdir: Path, like: sweep.Carry) -> sweep.Carry | None:
     if not steps:
         return None
     # Typed as the sweep's own, so that leaves come back as what they were.
-    restored = ocp.load_pytree(folder.resolve() / str(max(steps)), like)
+    restored = ocp.load(folder.resolve() / str(max(steps)), like)
     return jax.tree.map(
         lambda old, new: np.array(new) if isinstance(old, np.ndarray) else new,
         like,

@@ -370,7 +370,7 @@ def _lower(
 
 
 def _deal(config: ConfigDict, workers: int, compiled: Callable) -> Callable:
-    """Makes a function over all seeds from one that was compiled over a hand of them."""
+    """Makes a function over all seeds from one compiled over a hand of them."""
     size = _hand(config, workers)
     hands = [
         np.arange(start, start + size, dtype=np.uint32)

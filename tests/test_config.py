@@ -1,0 +1,142 @@
+"""Configs: what is accepted, and what is said of the rest."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from jaxattn import config as config_lib
+from jaxattn import schedules
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def load(variant=""):
+    return config_lib.load(f"{CONFIGS / 'sticky.py'}{variant and ':' + variant}")
+
+
+@pytest.mark.parametrize("variant", ["", "smoke", "parity"])
+def test_variants_are_right_as_they_come(variant):
+    config = load(variant)
+    config_lib.check(config)
+    assert config.name == ("sticky-" + variant if variant else "sticky")
+
+
+def test_parity_is_the_script_s_protocol():
+    config = load("parity")
+    assert (config.seeds, config.steps, config.run_arms) == (5, 1000, ("sgd", "em"))
+    assert config.task.stay == pytest.approx(0.349802, abs=5e-7)
+    assert config_lib.rates(config.arms.sgd) == {"learning_rate": 0.01}
+    assert config_lib.rates(config.arms.em) == {"value_rate": 0.1, "frame_rate": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("steps", "1e3", 1000),
+        ("steps", "250", 250),
+        ("task.stay", "1", 1.0),
+        ("arms.sgd.learning_rate", "1e-2", 0.01),
+        ("fresh", "true", True),
+        ("fresh", "False", False),
+        ("run_arms", "em,sgd", ("em", "sgd")),
+        ("run_arms", "em", ("em",)),
+        ("gradient", "autodiff", "autodiff"),
+    ],
+)
+def test_overrides(field, text, value):
+    config = load()
+    config_lib.override(config, field, text)
+    found = config_lib.flatten(config)[field]
+    assert found == value
+    assert type(found) is type(value)
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize("text", ["1.5", "ten", "", "nan", "inf", "1e400", "true"])
+def test_whole_numbers_must_be_whole(text):
+    with pytest.raises(config_lib.ConfigError, match=r"^steps='.*': allowed: a whole"):
+        config_lib.override(load(), "steps", text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("seeds", 0, "a whole number from 1 up"),
+        ("steps", -1, "a whole number from 1 up"),
+        ("steps", 10.0, "a whole number from 1 up"),
+        ("eval_every", 0, "a whole number from 1 up"),
+        ("batch_size", 0, "a whole number from 1 up"),
+        ("seed", -1, "a whole number from 0 up"),
+        ("fresh", 1, "true or false"),
+        ("gradient", "magic", "one of laws, autodiff"),
+        ("task.stay", 1.2, "a number from 0 to 1"),
+        ("task.stay", math.nan, "a number from 0 to 1"),
+        ("task.length", 1, "a whole number from 2 up"),
+        ("task.name", "stiky", "one of sticky"),
+        ("model.d_k", 0, "a whole number from 1 up"),
+        ("model.init_scale", -0.1, "a number from 0 up"),
+        ("arms.sgd.learning_rate", -0.1, "a number from 0 up"),
+        ("arms.em.value_rate", math.nan, "a number from 0 up"),
+        ("arms.em.value_rate", math.inf, "a number from 0 up"),
+        ("arms.adam.optimizer", "adamm", "one of sgd, momentum, adam"),
+        ("arms.em.optimizer", "adam", "one of sgd"),
+        ("arms.em.schedule", "e-m", "one of gradient, two_timescale"),
+        ("run_arms", ("sgd", "me"), "adam, em, sgd, sgd_matched"),
+        ("run_arms", (), "names, separated by commas, none twice"),
+        ("run_arms", ("em", "em"), "names, separated by commas, none twice"),
+        ("baseline", "nobody", "one of adam, em, sgd, sgd_matched"),
+        ("snapshot_seed", 8, "a whole number from 0 to 7"),
+    ],
+)
+def test_wrong_values_are_named_with_what_is_allowed(field, value, allowed):
+    config = load()
+    with config.ignore_type():
+        config.update_from_flattened_dict({field: value})
+    with pytest.raises(config_lib.ConfigError) as error:
+        config_lib.check(config)
+    message = str(error.value)
+    assert message.startswith(f"{field}=")
+    assert message.endswith(f"allowed: {allowed}")
+    assert "\n" not in message
+
+
+def test_unknown_fields_suggest_the_nearest():
+    with pytest.raises(config_lib.ConfigError, match="did you mean 'seeds'"):
+        config_lib.override(load(), "sedes", "3")
+    with pytest.raises(config_lib.ConfigError, match=r"did you mean 'task\.stay'"):
+        config_lib.override(load(), "task.stey", "0.3")
+    with pytest.raises(config_lib.ConfigError, match=r"a group; set one of"):
+        config_lib.override(load(), "model", "3")
+
+
+def test_unknown_and_missing_fields_of_a_file():
+    config = load()
+    config.stepps = 3
+    with pytest.raises(config_lib.ConfigError, match="did you mean 'steps'"):
+        config_lib.check(config)
+    config = load()
+    del config.task.stay
+    with pytest.raises(config_lib.ConfigError, match=r"^task.stay: missing"):
+        config_lib.check(config)
+    config = load()
+    config.arms.sgd.momentum = 0.9
+    with pytest.raises(config_lib.ConfigError, match="no such field for schedule"):
+        config_lib.check(config)
+    config = load()
+    del config.arms.em.value_rate
+    with pytest.raises(config_lib.ConfigError, match=r"^arms.em.value_rate=None"):
+        config_lib.check(config)
+
+
+def test_unknown_variant_and_missing_file():
+    with pytest.raises(config_lib.ConfigError, match=r"did you mean 'smoke'.*parity"):
+        load("smokee")
+    with pytest.raises(config_lib.ConfigError, match="no such file"):
+        config_lib.load("configs/nothing.py")
+
+
+def test_structure_leaves_the_numbers_out():
+    arms = load().arms
+    assert config_lib.structure(arms.sgd) == config_lib.structure(arms.sgd_matched)
+    assert config_lib.structure(arms.em) == schedules.Structure("two_timescale", "sgd")

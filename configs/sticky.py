@@ -26,6 +26,16 @@ VARIANTS = {
 }
 
 
+def _rates(routing: float = 0.01, value: float = 0.01, output: float = 0.01) -> dict:
+    return {
+        "schedule": "two_timescale",
+        "optimizer": "sgd",
+        "routing_rate": routing,
+        "value_rate": value,
+        "output_rate": output,
+    }
+
+
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
@@ -57,18 +67,15 @@ def get_config(variant: str = "") -> ConfigDict:
                     "optimizer": "sgd",
                     "learning_rate": 0.01,
                 },
-                "em": {
-                    "schedule": "two_timescale",
-                    "optimizer": "sgd",
-                    "value_rate": 0.1,
-                    "frame_rate": 0.01,
-                },
-                # Is it EM, or just the larger rate?
+                "em": _rates(value=0.1),
+                # Is it EM, or just a larger rate, here or anywhere?
                 "sgd_matched": {
                     "schedule": "gradient",
                     "optimizer": "sgd",
                     "learning_rate": 0.1,
                 },
+                "output_fast": _rates(output=0.1),
+                "routing_fast": _rates(routing=0.1),
                 "adam": {
                     "schedule": "gradient",
                     "optimizer": "adam",

@@ -118,19 +118,21 @@ def gradient(
 
 def two_timescale(
     *,
+    routing_rate: jax.typing.ArrayLike,
     value_rate: jax.typing.ArrayLike,
-    frame_rate: jax.typing.ArrayLike,
+    output_rate: jax.typing.ArrayLike,
     loss_and_gradient: GradientFunction = causal_laws,
 ) -> Schedule:
-    """EM-like gradient descent: values at one rate, everything else at another.
+    """Gradient descent with a rate for each role; EM-like where values are fast.
 
-    W_V ← W_V - η_V ∂L/∂W_V,  W ← W - η ∂L/∂W for W_Q, W_K, W_O, b_O
+    W_Q, W_K ← W - η_QK ∂L/∂W,  W_V ← W_V - η_V ∂L/∂W_V,  W_O, b_O ← W - η_O ∂L/∂W
 
     All at the same point ("simultaneous"), as in the authors' public script.
 
     Args:
+      routing_rate: η_QK.
       value_rate: η_V.
-      frame_rate: η.
+      output_rate: η_O.
       loss_and_gradient: of one sequence; default the laws under a causal mask.
 
     Returns:
@@ -140,11 +142,12 @@ def two_timescale(
     """
 
     def roles(params: Params) -> Params:
-        frame = jax.tree.map(lambda _: "frame", params)
-        return frame._replace(w_v="value")
+        output = jax.tree.map(lambda _: "output", params)
+        return output._replace(w_q="routing", w_k="routing", w_v="value")
 
-    rates = {"value": optax.sgd(value_rate), "frame": optax.sgd(frame_rate)}
-    return gradient(optax.partition(rates, roles), loss_and_gradient)
+    rates = {"routing": routing_rate, "value": value_rate, "output": output_rate}
+    steps = {role: optax.sgd(rate) for role, rate in rates.items()}
+    return gradient(optax.partition(steps, roles), loss_and_gradient)
 
 
 class Structure(NamedTuple):
@@ -163,7 +166,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 # Schedule -> the optimizers it takes and the rates it asks for.
 SCHEDULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradient": (tuple(OPTIMIZERS), ("learning_rate",)),
-    "two_timescale": (("sgd",), ("value_rate", "frame_rate")),
+    "two_timescale": (("sgd",), ("routing_rate", "value_rate", "output_rate")),
 }
 
 

@@ -27,7 +27,11 @@ def test_parity_is_the_script_s_protocol():
     assert (config.seeds, config.steps, config.run_arms) == (5, 1000, ("sgd", "em"))
     assert config.task.stay == pytest.approx(0.349802, abs=5e-7)
     assert config_lib.rates(config.arms.sgd) == {"learning_rate": 0.01}
-    assert config_lib.rates(config.arms.em) == {"value_rate": 0.1, "frame_rate": 0.01}
+    assert config_lib.rates(config.arms.em) == {
+        "routing_rate": 0.01,
+        "value_rate": 0.1,
+        "output_rate": 0.01,
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,10 +86,18 @@ def test_whole_numbers_must_be_whole(text):
         ("arms.adam.optimizer", "adamm", "one of sgd, momentum, adam"),
         ("arms.em.optimizer", "adam", "one of sgd"),
         ("arms.em.schedule", "e-m", "one of gradient, two_timescale"),
-        ("run_arms", ("sgd", "me"), "adam, em, sgd, sgd_matched"),
+        (
+            "run_arms",
+            ("sgd", "me"),
+            "adam, em, output_fast, routing_fast, sgd, sgd_matched",
+        ),
         ("run_arms", (), "names, separated by commas, none twice"),
         ("run_arms", ("em", "em"), "names, separated by commas, none twice"),
-        ("baseline", "nobody", "one of adam, em, sgd, sgd_matched"),
+        (
+            "baseline",
+            "nobody",
+            "one of adam, em, output_fast, routing_fast, sgd, sgd_matched",
+        ),
         ("snapshot_seed", 8, "a whole number from 0 to 7"),
     ],
 )

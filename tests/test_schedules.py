@@ -14,7 +14,7 @@ from jaxattn.tasks.base import Batch
 
 ARMS = {
     "sgd": schedules.gradient(optax.sgd(0.01)),
-    "em": schedules.two_timescale(value_rate=0.1, frame_rate=0.01),
+    "em": schedules.two_timescale(routing_rate=0.01, value_rate=0.1, output_rate=0.01),
 }
 
 
@@ -58,8 +58,9 @@ def test_laws_and_autodiff_give_the_same_trajectory(x64):
                 functools.partial(
                     run,
                     schedules.two_timescale(
+                        routing_rate=0.1,
                         value_rate=0.5,
-                        frame_rate=0.1,
+                        output_rate=0.2,
                         loss_and_gradient=functools.partial(gradient, causal=True),
                     ),
                     steps=200,
@@ -74,15 +75,17 @@ def test_laws_and_autodiff_give_the_same_trajectory(x64):
     assert relative_error(trained[0], trained[1]) < 1e-9
 
 
-def test_two_timescale_is_one_gradient_and_two_rates():
+def test_two_timescale_is_one_gradient_and_a_rate_for_each_role():
     params, inputs, targets = random_problem(0, dtype=np.float32)
     batch = Batch(inputs, targets)
-    schedule = schedules.two_timescale(value_rate=0.5, frame_rate=0.25)
+    rates = {"routing_rate": 0.125, "value_rate": 0.5, "output_rate": 0.25}
+    schedule = schedules.two_timescale(**rates)
     state, info = schedule.step(schedule.init(params), batch, jax.random.key(0))
     loss, gradient = schedules.causal_laws(params, batch)
     assert info.loss == loss
     for name in params._fields:
-        rate = 0.5 if name == "w_v" else 0.25
+        roles = {"w_q": "routing", "w_k": "routing", "w_v": "value"}
+        rate = rates[roles.get(name, "output") + "_rate"]
         expected = getattr(params, name) - rate * getattr(gradient, name)
         np.testing.assert_array_equal(getattr(state.params, name), expected)
 
@@ -94,7 +97,7 @@ def test_equal_rates_are_plain_sgd():
         run(schedule, params, batch, 20)[0]
         for schedule in (
             schedules.gradient(optax.sgd(0.1)),
-            schedules.two_timescale(value_rate=0.1, frame_rate=0.1),
+            schedules.two_timescale(routing_rate=0.1, value_rate=0.1, output_rate=0.1),
         )
     ]
     np.testing.assert_array_equal(*curves)

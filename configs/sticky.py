@@ -29,7 +29,6 @@ VARIANTS = {
 def _rates(routing: float = 0.01, value: float = 0.01, output: float = 0.01) -> dict:
     return {
         "schedule": "two_timescale",
-        "optimizer": "sgd",
         "routing_rate": routing,
         "value_rate": value,
         "output_rate": output,
@@ -44,7 +43,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "seed": 0,  # root of every random key
             "steps": 1000,
             "eval_every": 20,
-            "checkpoint_every": 100,
+            "checkpoint_every": 100,  # steps, at the next evaluation
             "batch_size": 1,  # sequences per step
             "fresh": False,  # a new sequence every step, or always the same
             "gradient": "laws",  # or "autodiff"
@@ -58,8 +57,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 "num_symbols": 8,
                 "d_x": 20,
                 "stay": 0.3,
-                "embedding": "shared",  # or "per_seed"
-                "embedding_seed": 0,
+                "embedding_seed": 0,  # -1: other embeddings for each seed
             },
             "arms": {
                 "sgd": {

@@ -207,8 +207,8 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
       Pytree of results (T, ...).
     """
     length = len(rows[0])
-    block, group = _block_sizes(length)
     causal = is_causal(mask)
+    block, group = _block_sizes(length, causal)
     masks = () if causal or mask is None else (jnp.asarray(mask),)
     blocks = jax.tree.map(lambda row: _pad(row, -length % group), (*masks, *rows))
     blocks = jax.tree.map(
@@ -274,12 +274,12 @@ def shifted_scores(
     ]
 
 
-def _block_sizes(length: int) -> tuple[int, int]:
+def _block_sizes(length: int, causal: bool) -> tuple[int, int]:
     """Rows of a block, and of a group of blocks that have the same sources."""
     if length <= 2 * _BLOCK:
         return length, length
     blocks = -(-length // _BLOCK)
-    return _BLOCK, _BLOCK * max(2, -(-blocks // _MAX_GROUPS))
+    return _BLOCK, _BLOCK * (max(2, -(-blocks // _MAX_GROUPS)) if causal else blocks)
 
 
 def _pad(array: jax.Array, rows: int) -> jax.Array:
@@ -302,3 +302,4 @@ def assert_head_shapes(params: Params, inputs: jax.Array, mask) -> None:
         chex.assert_shape(params.b_o, (num_classes,))
     if mask is not None:
         chex.assert_shape(mask, (length, length))
+        chex.assert_type(mask, bool)

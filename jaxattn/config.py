@@ -2,7 +2,6 @@
 
 import difflib
 import importlib.util
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,63 +17,85 @@ class ConfigError(ValueError):
 
 
 class Rule(NamedTuple):
-    """What a field may hold."""
+    """What a field may hold, and how it is read from a command line."""
 
     allowed: str
     accepts: Callable[[Any], bool]
+    parse: Callable[[str], Any] = str  # raises ValueError
 
 
-def _whole(low: int, high: int = 2**31 - 1) -> Rule:
+def _parse_whole(text: str) -> int:
+    number = float(text)  # 1e3 is a way to write 1000
+    if not number.is_integer():
+        raise ValueError(text)
+    return int(text) if text.strip("+-").isdecimal() else int(number)
+
+
+def _parse_flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _whole(low: int, high: int) -> Rule:
     return Rule(
-        f"a whole number from {low}" + (f" to {high}" if high < 2**31 - 1 else " up"),
+        f"a whole number from {low} to {high}",
         lambda v: type(v) is int and low <= v <= high,
+        _parse_whole,
     )
 
 
-def _number(low: float, high: float = math.inf) -> Rule:
+def _number(low: float, high: float) -> Rule:
     return Rule(
-        f"a number from {low:g}" + (f" to {high:g}" if high < math.inf else " up"),
-        lambda v: type(v) in (int, float) and low <= v <= high and math.isfinite(v),
+        f"a number from {low:g} to {high:g}",
+        lambda v: type(v) in (int, float) and low <= v <= high,
+        float,
     )
 
 
 def _one_of(names) -> Rule:
-    return Rule(f"one of {', '.join(names)}", lambda v: v in names)
+    return Rule(
+        f"one of {', '.join(names)}", lambda v: isinstance(v, str) and v in names
+    )
 
 
-_FLAG = Rule("true or false", lambda v: type(v) is bool)
+_FLAG = Rule("true or false", lambda v: type(v) is bool, _parse_flag)
 _NAMES = Rule(
     "names, separated by commas, none twice",
-    lambda v: isinstance(v, tuple) and len(v) > 0 and len(set(v)) == len(v),
+    lambda v: (
+        isinstance(v, tuple)
+        and len(v) > 0
+        and all(isinstance(name, str) for name in v)
+        and len(set(v)) == len(v)
+    ),
+    lambda text: tuple(part.strip() for part in text.split(",")),
 )
-_RATE = _number(0)
+_RATE = _number(0, 1e30)  # what float32 holds, with room
 
 FIELDS: dict[str, Rule] = {
-    "name": Rule("a name", lambda v: isinstance(v, str) and v != ""),
-    "seeds": _whole(1),
-    "seed": _whole(0),
-    "steps": _whole(1),
-    "eval_every": _whole(1),
-    "checkpoint_every": _whole(1),
-    "batch_size": _whole(1),
+    "seeds": _whole(1, 1_000_000),
+    "seed": _whole(0, 2**31 - 1),  # of the root key
+    "steps": _whole(1, 1_000_000_000),
+    "eval_every": _whole(1, 1_000_000_000),
+    "checkpoint_every": _whole(1, 1_000_000_000),
+    "batch_size": _whole(1, 100_000),
     "fresh": _FLAG,
     "gradient": _one_of(schedules.GRADIENTS),
-    "vmap_seeds": _whole(0),
-    "snapshot_seed": _whole(0),
-    "snapshot_length": _whole(1),
+    "vmap_seeds": _whole(0, 1_000_000),
+    "snapshot_seed": _whole(0, 1_000_000),
+    "snapshot_length": _whole(1, 10_000),
     "run_arms": _NAMES,
     "baseline": Rule("the name of an arm", lambda v: isinstance(v, str)),
-    "model.d_k": _whole(1),
-    "model.d_v": _whole(1),
-    "model.init_scale": _number(0),
+    "model.d_k": _whole(1, 100_000),
+    "model.d_v": _whole(1, 100_000),
+    "model.init_scale": _number(0, 1e30),
     "model.bias": _FLAG,
     "task.name": _one_of(catalogue.TASKS),
-    "task.length": _whole(2),
-    "task.num_symbols": _whole(2),
-    "task.d_x": _whole(1),
+    "task.length": _whole(2, 1_000_000),
+    "task.num_symbols": _whole(2, 1000),
+    "task.d_x": _whole(1, 100_000),
     "task.stay": _number(0, 1),
-    "task.embedding": _one_of(catalogue.EMBEDDINGS),
-    "task.embedding_seed": _whole(0),
+    "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
 }
 
 
@@ -88,7 +109,7 @@ def load(path_and_variant: str) -> ConfigDict:
       The config, its `name` set to the file's name with "-variant" appended.
 
     Raises:
-      ConfigError: no such file, or no such variant.
+      ConfigError: no such file or variant, or a file that fails.
     """
     path_text, _, variant = path_and_variant.partition(":")
     path = Path(path_text)
@@ -99,8 +120,23 @@ def load(path_and_variant: str) -> ConfigDict:
         )
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(variant)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(variant)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a person's own file may raise
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"config={path_text!r}: cannot be read ({cause}); allowed: a Python file"
+            " with get_config(variant)"
+        ) from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"config={path_text!r}: get_config gave a {type(config).__name__}; allowed:"
+            " an ml_collections.ConfigDict"
+        )
+    config = ConfigDict(config)  # a copy that is not locked
     config.name = f"{path.stem}-{variant}" if variant else path.stem
     return config
 
@@ -125,7 +161,7 @@ def vary(config: ConfigDict, variants: Mapping[str, Mapping], variant: str) -> N
 
 
 def override(config: ConfigDict, field: str, text: str) -> None:
-    """Sets one field from the command line, in place, keeping the field's type.
+    """Sets one field from the command line, in place.
 
     A whole number may be written 1e3. Names are separated by commas.
 
@@ -137,43 +173,53 @@ def override(config: ConfigDict, field: str, text: str) -> None:
     Raises:
       ConfigError: no such field, or a value of another type.
     """
-    known = flatten(config)
+    known = _overridable(config)
     if field not in known:
         group = [name for name in known if name.startswith(field + ".")]
         if group:
             raise ConfigError(
-                f"{field}={text!r}: a group; set one of {', '.join(group)}"
+                f"{field}={text!r}: a group; allowed: to set one of {', '.join(group)}"
             )
         raise ConfigError(
             f"{field}={text!r}: no such field{_nearest(field, known)}"
             f"; allowed: {', '.join(known)}"
         )
-    value = _parse(field, text, known[field])
-    config.update_from_flattened_dict({field: value})
+    try:
+        value = known[field].parse(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{field}={text!r}: allowed: {known[field].allowed}"
+        ) from None
+    with config.ignore_type():
+        config.update_from_flattened_dict({field: value})
 
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
     fields = flatten(config)
     for field, value in fields.items():
-        if not field.startswith("arms."):
+        if field != "name" and field.split(".")[0] != "arms":
             if field not in FIELDS:
                 raise ConfigError(
                     f"{field}={value!r}: no such field{_nearest(field, FIELDS)}"
+                    f"; allowed: {', '.join(FIELDS)}"
                 )
             _require(field, value, FIELDS[field])
     for field in FIELDS:
         if field not in fields:
             raise ConfigError(f"{field}: missing; allowed: {FIELDS[field].allowed}")
+    arms = config.get("arms")
+    if not isinstance(arms, ConfigDict) or len(arms) == 0:
+        raise ConfigError(f"arms={arms!r}: allowed: a group with a group for each arm")
     for arm in config.run_arms:
-        if arm not in config.arms:
+        if arm not in arms:
             raise ConfigError(
                 f"run_arms={','.join(config.run_arms)!r}: unknown arm {arm!r}"
-                f"{_nearest(arm, config.arms)}; allowed: {', '.join(config.arms)}"
+                f"{_nearest(arm, arms)}; allowed: {', '.join(arms)}"
             )
-    for arm in config.arms:
-        _check_arm(f"arms.{arm}", config.arms[arm])
-    _require("baseline", config.baseline, _one_of(config.arms))
+    for arm in arms:
+        _check_arm(f"arms.{arm}", arms[arm])
+    _require("baseline", config.baseline, _one_of(arms))
     _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
 
 
@@ -190,12 +236,29 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 def structure(arm: ConfigDict) -> schedules.Structure:
     """The part of an arm that shapes the compiled program."""
-    return schedules.Structure(arm.schedule, arm.optimizer)
+    return schedules.Structure(arm.schedule, arm.get("optimizer"))
 
 
 def rates(arm: ConfigDict) -> dict[str, float]:
     """The learning rates of an arm, by name."""
-    return {name: arm[name] for name in schedules.SCHEDULES[arm.schedule][1]}
+    return {name: arm[name] for name in schedules.SCHEDULES[arm.schedule]}
+
+
+def _arm_rules(schedule: str) -> dict[str, Rule]:
+    rules = {"schedule": _one_of(schedules.SCHEDULES)}
+    if schedule == "gradient":
+        rules["optimizer"] = _one_of(schedules.OPTIMIZERS)
+    return rules | dict.fromkeys(schedules.SCHEDULES.get(schedule, ()), _RATE)
+
+
+def _overridable(config: ConfigDict) -> dict[str, Rule]:
+    """The fields that a command line may set; `name` follows from the file."""
+    rules = {field: FIELDS[field] for field in flatten(config) if field in FIELDS}
+    for name, arm in config.get("arms", {}).items():
+        if isinstance(arm, ConfigDict):
+            of_arm = _arm_rules(arm.get("schedule"))
+            rules |= {f"arms.{name}.{f}": of_arm[f] for f in arm if f in of_arm}
+    return rules
 
 
 def _check_arm(where: str, arm: Any) -> None:
@@ -203,9 +266,7 @@ def _check_arm(where: str, arm: Any) -> None:
         raise ConfigError(f"{where}={arm!r}: allowed: a group of fields")
     schedule = arm.get("schedule")
     _require(f"{where}.schedule", schedule, _one_of(schedules.SCHEDULES))
-    optimizers, rate_names = schedules.SCHEDULES[schedule]
-    rules = {"schedule": _one_of(schedules.SCHEDULES), "optimizer": _one_of(optimizers)}
-    rules |= dict.fromkeys(rate_names, _RATE)
+    rules = _arm_rules(schedule)
     for name, value in arm.items():
         if name not in rules:
             raise ConfigError(
@@ -219,29 +280,6 @@ def _check_arm(where: str, arm: Any) -> None:
 def _require(field: str, value: Any, rule: Rule) -> None:
     if not rule.accepts(value):
         raise ConfigError(f"{field}={value!r}: allowed: {rule.allowed}")
-
-
-def _parse(field: str, text: str, old: Any) -> Any:
-    try:
-        if isinstance(old, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if isinstance(old, int):
-            try:
-                return int(text)
-            except ValueError:
-                number = float(text)
-                if not number.is_integer():
-                    raise
-                return int(number)
-        if isinstance(old, float):
-            return float(text)
-        if isinstance(old, tuple):
-            return tuple(part.strip() for part in text.split(","))
-    except (ValueError, KeyError, OverflowError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}
-        allowed = FIELDS[field].allowed if field in FIELDS else kind[type(old)]
-        raise ConfigError(f"{field}={text!r}: allowed: {allowed}") from None
-    return text
 
 
 def _nearest(name: str, names) -> str:

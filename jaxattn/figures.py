@@ -8,9 +8,8 @@ import matplotlib
 import matplotlib.ticker
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats as scipy_stats
 
-from jaxattn import report
+from jaxattn import report, stats
 from jaxattn.runs import Run
 
 # Okabe and Ito's colours, told apart by colour-blind readers and in print.
@@ -46,17 +45,11 @@ def band(curves: np.ndarray) -> Band:
     Returns:
       Band of (E,) arrays; no width with one seed, all NaN without any.
     """
-    curves = np.asarray(curves, np.float64)
-    curves = curves[np.isfinite(curves).all(axis=1)]
-    n = len(curves)
-    if n == 0:
-        nothing = np.full(curves.shape[1], np.nan)
-        return Band(nothing, nothing, nothing)
-    mean = curves.mean(axis=0)
-    if n == 1:
-        return Band(mean, mean, mean)
-    half = scipy_stats.t.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / np.sqrt(n)
-    return Band(mean, mean - half, mean + half)
+    kept = curves[np.isfinite(curves).all(axis=1)]
+    points = [stats.estimate(values) for values in kept.T]
+    mean = np.array([np.nan if p.mean is None else p.mean for p in points])
+    ends = [p.ci95 or (m, m) for p, m in zip(points, mean, strict=True)]
+    return Band(mean, *np.array(ends).T)
 
 
 def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
@@ -83,6 +76,20 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
     return names
 
 
+def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Attention relative to equal shares among the sources in sight.
+
+    Args:
+      weight: a (n, n).
+      allowed: boolean mask (n, n).
+
+    Returns:
+      a_ij times the number of j that i may look at (n, n); NaN where it may not.
+    """
+    in_sight = allowed.sum(axis=1, keepdims=True)
+    return np.where(allowed, weight * in_sight, np.nan)
+
+
 def _curves(run: Run) -> Figure:
     """Train loss, and distance to Bayes, against step."""
     arms = run.config["config"]["run_arms"]
@@ -101,14 +108,13 @@ def _curves(run: Run) -> Figure:
         axis.set_xlim(0, step[-1])
         axis.margins(y=0.08)
     _floor(left, math.log(report.num_classes(run)), "chance")
-    _floor(left, float(run.metrics["bayes_train_nll"].mean()), "exact Bayes")
+    bayes = run.summary["floors"]["bayes_train_nll"]["mean"]
+    _floor(left, bayes, "exact Bayes")
     left.set_title("Loss on the training sequence")
     left.set_ylabel("nats per position")
     right.set_title("Distance to Bayes on a held-out sequence")
     right.set_ylabel("KL(Bayes ‖ model), nats per position")
-    right.set_yscale("log")  # an arm that over-fits would flatten all others
-    right.yaxis.set_major_formatter("{x:g}")
-    right.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    _spread(right, "y", run.metrics["heldout_kl"])
     handles, labels = left.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -120,6 +126,20 @@ def _curves(run: Run) -> Figure:
         else "1 seed",
     )
     return figure
+
+
+def _spread(axes, which: str, values: np.ndarray) -> None:
+    """A log scale where an arm that over-fits would flatten all the others."""
+    values = values[np.isfinite(values)]
+    if len(values) == 0 or values.min() <= 0 or values.max() < 5 * values.min():
+        return
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_formatter("{x:g}")
+    # Below two decades the powers of ten alone are too few labels.
+    few = values.max() < 100 * values.min()
+    axis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 5) if few else ()))
+    axis.set_minor_formatter("{x:g}")
 
 
 def _floor(axis, height: float, name: str) -> None:
@@ -137,8 +157,8 @@ def _final(run: Run) -> Figure:
         "predictive_entropy": "predictive entropy,\nheld-out (nats)",
     }
     floors = {
-        "train_loss": run.metrics["bayes_train_nll"].mean(),
-        "heldout_loss": run.metrics["bayes_heldout_nll"].mean(),
+        "train_loss": run.summary["floors"]["bayes_train_nll"]["mean"],
+        "heldout_loss": run.summary["floors"]["bayes_heldout_nll"]["mean"],
     }
     arms = run.config["config"]["run_arms"]
     height = 1.3 + 0.32 * len(arms)
@@ -166,12 +186,9 @@ def _final(run: Run) -> Figure:
             axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
         axis.set_title(title, fontsize=9)
         axis.margins(x=0.12)
+        axis.locator_params(axis="x", nbins=4)
         if metric == "heldout_kl":
-            axis.set_xscale("log")
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        else:
-            axis.locator_params(axis="x", nbins=4)
+            _spread(axis, "x", run.metrics[metric][..., -1])
     axes[0].set_yticks(range(len(arms)), arms)
     axes[0].set_ylim(len(arms) - 0.5, -0.5)
     figure.supxlabel(
@@ -197,9 +214,7 @@ def _attention(run: Run) -> Figure:
     axes = figure.subplots(rows, columns, squeeze=False)
     image = None
     for axis, (title, weight) in zip(axes.flat, maps.items(), strict=False):
-        # Equal sharing among the n sources in sight would be 1 on this scale.
-        visible = np.maximum((weight > 0).sum(axis=1, keepdims=True), 1)
-        relative = np.where(weight > 0, weight * visible, np.nan)
+        relative = relative_attention(weight, run.metrics["attention_allowed"])
         image = axis.imshow(
             relative,
             norm=matplotlib.colors.LogNorm(1 / 16, 16, clip=True),
@@ -217,8 +232,9 @@ def _attention(run: Run) -> Figure:
     bar.set_label("weight / equal share")
     bar.set_ticks([1 / 16, 1 / 4, 1, 4, 16], labels=["1/16", "1/4", "1", "4", "16"])
     bar.ax.minorticks_off()
+    shown = len(run.metrics["attention_allowed"])
     figure.suptitle(
-        f"Attention on the first {weight.shape[0]} held-out positions,"
+        f"Attention on the first {shown} held-out positions,"
         f" seed {config['snapshot_seed']}",
         fontsize=10,
     )

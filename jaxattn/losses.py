@@ -124,8 +124,9 @@ def accuracy(
       weight: position weights (T,), default 1 each.
 
     Returns:
-      Scalar in [0, 1].
+      Scalar in [0, 1]; NaN if a logit is NaN, since then none is the largest.
     """
     chex.assert_rank([logit, target], [2, 1])
     hit = (jnp.argmax(logit, axis=1) == target).astype(logit.dtype)
+    hit = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, hit)
     return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), hit)

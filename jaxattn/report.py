@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxattn import stats
 from jaxattn.runs import Run
@@ -21,11 +22,10 @@ _COLUMNS = {
     "accuracy": "accuracy",
     "entropy": "predictive_entropy",
 }
-# Speed-up -> the curve that must come down to where the baseline's ended.
-SPEEDUPS = {"speedup": "train_loss", "heldout_speedup": "heldout_kl"}
-_STEPS = {
-    "speedup": "steps_to_baseline_final",
-    "heldout_speedup": "heldout_steps_to_baseline_final",
+# The curve that must come down to where the baseline's ended -> names in summary.json.
+_SPEEDUPS = {
+    "train_loss": ("steps_to_baseline_final", "speedup"),
+    "heldout_kl": ("heldout_steps_to_baseline_final", "heldout_speedup"),
 }
 
 
@@ -43,7 +43,6 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     arms = config["run_arms"]
     final = {name: run.metrics[name][..., -1] for name in METRICS}
     chance = math.log(num_classes(run))
-    bayes = {name: run.metrics[f"bayes_{name}_nll"] for name in ("train", "heldout")}
     finite = np.isfinite(run.metrics["train_loss"]).all(axis=2)
 
     by_arm = {}
@@ -56,14 +55,14 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         entry["diverged"] = int((~kept).sum())
         entry["flags"] = _flags(
             diverged=(~kept).sum(),
-            below_bayes=(final["train_loss"][row] < bayes["train"])[kept].sum(),
+            below_bayes=(final["train_loss"] < final["train_bayes_nll"])[row][
+                kept
+            ].sum(),
             above_chance=(final["heldout_loss"][row] > chance)[kept].sum(),
             seeds=len(kept),
         )
         by_arm[arm] = entry
 
-    bayes_heldout = stats.estimate(bayes["heldout"])._asdict()
-    del bayes_heldout["std"]
     return {
         "config": config["name"],
         "steps": config["steps"],
@@ -72,10 +71,15 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "wall_seconds": wall_seconds,
         "floors": {
             "entropy_rate": _entropy_rate(config),
-            "bayes_heldout_nll": bayes_heldout,
+            # The sequences are the same for every arm.
+            "bayes_heldout_nll": _interval(
+                stats.estimate(final["heldout_bayes_nll"][0])
+            ),
+            "bayes_train_nll": _interval(stats.estimate(final["train_bayes_nll"][0])),
             "chance": chance,
         },
         "arms": by_arm,
+        "baseline": config["baseline"],
         "comparisons": _comparisons(run, final, finite),
     }
 
@@ -101,45 +105,62 @@ def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, An
         if row == base:
             continue
         kept = finite[row] & finite[base]
-        differences = {}
-        for name, values in final.items():
-            difference = stats.paired_difference(
-                np.where(kept, values[row], np.nan), values[base]
-            )._asdict()
-            del difference["std"]
-            differences[name] = difference
-        entry = {"arm": arm, "baseline": baseline, "paired_difference": differences}
-        for speedup, metric in SPEEDUPS.items():
-            threshold = np.where(finite[base], final[metric][base], np.nan)
-            curves = run.metrics[metric][row]
-            times = stats.first_reached(run.metrics["step"], curves, threshold)
-            entry[_STEPS[speedup]] = {
-                "median": stats.median(times).median,
-                "reached": int(np.isfinite(times).sum()),
-                "n": int((~np.isnan(times)).sum()),
-            }
-            # A seed that never got there: speed-up 0, below any that did.
-            ratio = stats.median(config["steps"] / times)
-            entry[speedup] = {"median": ratio.median, "ci95": ratio.ci95}
+        entry = {
+            "arm": arm,
+            "baseline": baseline,
+            "paired_difference": {
+                name: _interval(
+                    stats.paired_difference(
+                        np.where(kept, values[row], np.nan),
+                        np.where(kept, values[base], np.nan),
+                    )
+                )
+                for name, values in final.items()
+            },
+        }
+        for metric, names in _SPEEDUPS.items():
+            entry |= zip(names, _speedup(run, finite, metric, row, base), strict=True)
         comparisons.append(entry)
     return comparisons
 
 
+def _speedup(
+    run: Run, finite: np.ndarray, metric: str, row: int, base: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Steps of an arm to where the baseline ended, and how many times fewer they are.
+
+    Both are counted alike, to the first evaluation at or below the baseline's last
+    value on that seed, so that an arm is as fast as its copy. A seed on which the
+    baseline diverged, or ended no lower than it began, has no such place: n says so.
+    """
+    step, curves = run.metrics["step"], run.metrics[metric]
+    learned = finite[base] & (curves[base, :, -1] < curves[base, :, 0])
+    threshold = np.where(learned, curves[base, :, -1], np.nan)
+    times = stats.first_reached(step, curves[row], threshold)
+    times = np.where(finite[row] | np.isnan(times), times, np.inf)
+    ratio = stats.first_reached(step, curves[base], threshold) / times
+    speedup = stats.median(ratio)  # 0 for a seed that never got there: slower than any
+    steps = {
+        "median": stats.median(times).median,
+        "reached": int(np.isfinite(times).sum()),
+        "n": speedup.n,
+    }
+    return steps, {"median": speedup.median, "ci95": speedup.ci95}
+
+
+def _interval(estimate: stats.Estimate) -> dict[str, Any]:
+    return {"mean": estimate.mean, "ci95": estimate.ci95, "n": estimate.n}
+
+
 def num_classes(run: Run) -> int:
     """Number of classes of the run's task."""
-    fields = run.config["config"]["task"]
-    return catalogue.TASKS[fields["name"]].num_classes(_Fields(fields))
+    fields = ConfigDict(run.config["config"]["task"])
+    return catalogue.TASKS[fields.name].num_classes(fields)
 
 
-def _entropy_rate(config: dict) -> float:
-    fields = config["task"]
-    return catalogue.TASKS[fields["name"]].entropy_rate(_Fields(fields))
-
-
-class _Fields(dict):
-    """Reads the fields of a config that came back from JSON by attribute."""
-
-    __getattr__ = dict.__getitem__
+def _entropy_rate(config: dict[str, Any]) -> float:
+    fields = ConfigDict(config["task"])
+    return catalogue.TASKS[fields.name].entropy_rate(fields)
 
 
 def csv_table(summary: dict[str, Any]) -> str:
@@ -174,12 +195,16 @@ def terminal(summary: dict[str, Any]) -> str:
         _floors(summary),
     ]
     if summary["comparisons"]:
-        baseline = summary["comparisons"][0]["baseline"]
+        baseline = summary["baseline"]
         blocks += [
-            f"Steps to where {baseline} ended (seeds that got there), speed-up; median"
-            " [95 %]",
+            f"Steps to where {baseline} ended (seeds that got there), and speed-up:"
+            f" medians{_of_medians(summary)}",
             _text_table(_speed_table(summary)),
         ]
+    elif summary["baseline"] not in summary["arms"]:
+        blocks.append(
+            f"No comparison: {summary['baseline']}, the baseline, did not run"
+        )
     flags = _flag_lines(summary)
     if flags:
         blocks.append("\n".join(["Flags", *flags]))
@@ -209,13 +234,14 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
     if flags:
         parts += ["## Flags", "\n".join(f"* {line}" for line in flags)]
     if summary["comparisons"]:
-        baseline = summary["comparisons"][0]["baseline"]
+        baseline = summary["baseline"]
         parts += [
             f"## Against {baseline}",
-            f"Steps until an arm was where {baseline} ended on the same seed, by train"
-            " loss and by held-out KL to Bayes. Medians over seeds with the sign test's"
-            " 95 % interval; a seed that never got there counts as slower than any that"
-            " did, and is never dropped.",
+            f"Steps to the first evaluation at which an arm was where {baseline} ended"
+            " on the same seed, by train loss and by held-out KL to Bayes, and how many"
+            f" times fewer they are than {baseline}'s own. Medians over seeds"
+            f"{_of_medians(summary)}; a seed that never got there counts as slower than"
+            " any that did.",
             _markdown_table(_speed_table(summary)),
             f"Paired difference to {baseline} at the end, mean over seeds ± half a 95 %"
             " interval.",
@@ -246,14 +272,20 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["arm", "train loss", "speed-up", "held-out KL", "speed-up"]]
     for entry in summary["comparisons"]:
         row = [entry["arm"]]
-        for speedup in SPEEDUPS:
-            steps = entry[_STEPS[speedup]]
-            median = steps["median"]
-            text = f">{summary['steps']}" if median is None else f"{median:.0f}"
-            row += [
-                f"{text} ({steps['reached']}/{steps['n']})",
-                _speedup(entry[speedup]),
-            ]
+        for steps_name, speedup_name in _SPEEDUPS.values():
+            steps, speedup = entry[steps_name], entry[speedup_name]
+            # Less than half arrived: the median lies beyond the run. Just half: between
+            # the last that did and anything.
+            beyond = 2 * steps["reached"] < steps["n"]
+            late, slow = (f">{summary['steps']}", "<1") if beyond else ("?", "?")
+            middle = late if steps["median"] is None else f"{steps['median']:.0f}"
+            times = slow if speedup["median"] is None else f"{speedup['median']:.3g}x"
+            if speedup["ci95"] is not None:
+                low, high = (
+                    "<1" if end is None else f"{end:.3g}" for end in speedup["ci95"]
+                )
+                times += f" [{low}, {high}]"
+            row += [f"{middle} ({steps['reached']}/{steps['n']})", times]
         rows.append(row)
     return rows
 
@@ -261,9 +293,10 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
 def _floors(summary: dict[str, Any]) -> str:
     floors = summary["floors"]
     return (
-        f"Floors: chance {floors['chance']:.3f}; exact Bayes on the held-out sequences"
-        f" {_mean(floors['bayes_heldout_nll'])};\n"
-        f"entropy rate of the chain {floors['entropy_rate']:.3f} (nats)."
+        f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the chain"
+        f" {floors['entropy_rate']:.3f};\n"
+        f"exact Bayes {_mean(floors['bayes_train_nll'])} on the training sequences,"
+        f" {_mean(floors['bayes_heldout_nll'])} held out."
     )
 
 
@@ -278,18 +311,17 @@ def _flag_lines(summary: dict[str, Any]) -> list[str]:
 def _mean(value: dict[str, Any], sign: str = "") -> str:
     if value["mean"] is None:
         return "none"
-    text = f"{value['mean']:{sign}.3f}"
+    style = ".3f" if abs(value["mean"]) < 1e4 else ".1e"
+    text = f"{value['mean']:{sign}{style}}"
     if value["ci95"] is None:
         return text
-    return f"{text}±{value['ci95'][1] - value['mean']:.3f}"
+    return f"{text}±{value['ci95'][1] - value['mean']:{style}}"
 
 
-def _speedup(value: dict[str, Any]) -> str:
-    text = "<1" if value["median"] is None else f"{value['median']:.3g}x"
-    if value["ci95"] is None:
-        return text
-    low, high = ("<1" if end is None else f"{end:.3g}" for end in value["ci95"])
-    return f"{text} [{low}, {high}]"
+def _of_medians(summary: dict[str, Any]) -> str:
+    if summary["seeds"] < 6:
+        return " (an interval needs 6 seeds)"
+    return " [95 %]"
 
 
 def _text_table(rows: list[list[str]]) -> str:

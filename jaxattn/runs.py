@@ -6,11 +6,13 @@ summary.json last.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -41,59 +43,96 @@ class Run(NamedTuple):
     summary: dict[str, Any] | None  # None until it is written
 
 
-def claim(workdir: Path, config: ConfigDict) -> None:
-    """Makes sure that a run of this config may go into a directory.
-
-    Args:
-      workdir: made if it is not there.
-      config: checked.
+@contextlib.contextmanager
+def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
+    """Holds a directory for a run of this config; made if it is not there.
 
     Raises:
-      RunError: it cannot be written, or holds a run of another config.
+      RunError: it cannot be written, another run is at work in it, or it holds a run of
+        another config.
     """
-    made = [path for path in (workdir, *workdir.parents) if not path.exists()]
+    made = []
     try:
+        made = [path for path in (workdir, *workdir.parents) if not path.exists()]
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):
             pass
+        handle = os.open(workdir, os.O_RDONLY)
     except OSError as error:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        _remove_empty(made)
         raise RunError(
             f"workdir={str(workdir)!r}: cannot be written ({error.strerror});"
             " allowed: a folder that can"
         ) from None
-    for name, kind in (("checkpoints", "an unfinished"), (".", "a finished")):
-        path = workdir / name / "config.json"
-        if path.is_file():
-            held = json.loads(path.read_text())["config"]
-            differing = _differing(held, _plain(config))
-            if differing:
-                raise RunError(
-                    f"workdir={str(workdir)!r}: holds {kind} run of another config"
-                    f" (differs in {', '.join(differing)}); allowed: another --workdir,"
-                    " or remove this one first"
-                )
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"workdir={str(workdir)!r}: another run is at work in it; allowed:"
+                " another --workdir, or to wait"
+            ) from None
+        _require_same(workdir, config)
+        for left_over in workdir.glob(".writing-*"):
+            shutil.rmtree(left_over)
+        yield
+    finally:
+        os.close(handle)
+        _remove_empty(made)
 
 
-def save_checkpoint(workdir: Path, config: ConfigDict, carry: sweep.Carry) -> None:
-    """Keeps a run in the middle, in place of the one kept before."""
+def _require_same(workdir: Path, config: ConfigDict) -> None:
+    """Raises RunError where a directory holds a run that this one would not go on."""
+    finished = workdir / "config.json"
+    if finished.is_file():
+        differing = _differing(_read_json(finished).get("config", {}), _plain(config))
+        if differing:
+            raise RunError(
+                f"workdir={str(workdir)!r}: holds a finished run of another config"
+                f" (differs in {', '.join(differing)}); allowed: another --workdir, or"
+                " to remove this one first"
+            )
+    unfinished = workdir / "checkpoints" / "config.json"
+    if unfinished.is_file():
+        differing = _differing(_read_json(unfinished), describe(config))
+        if differing:
+            raise RunError(
+                f"workdir={str(workdir)!r}: holds an unfinished run of another config"
+                f" or code (differs in {', '.join(differing)}); allowed: another"
+                f" --workdir, or to remove {workdir / 'checkpoints'} first"
+            )
+
+
+def save_checkpoint(
+    workdir: Path, config: ConfigDict, carry: sweep.Carry, seconds: float
+) -> None:
+    """Keeps a run in the middle, in place of the one kept before.
+
+    Args:
+      workdir: claimed.
+      config: of the run.
+      carry: of the run.
+      seconds: that it has taken so far.
+    """
     folder = workdir / "checkpoints"
     folder.mkdir(exist_ok=True)
     if not (folder / "config.json").exists():
-        _write_json(folder / "config.json", describe(config))
+        _write_json(folder / "config.json.new", describe(config))
+        os.replace(folder / "config.json.new", folder / "config.json")
     before = _checkpoint_steps(folder)
     step = int(carry.step)
     if step not in before:
-        ocp.save(folder.resolve() / str(step), carry)
+        content = {"carry": carry, "seconds": np.array(seconds)}
+        ocp.save(folder.resolve() / str(step), content)
     for old in before:
         if old != step:
             shutil.rmtree(folder / str(old))
 
 
-def load_checkpoint(workdir: Path, like: sweep.Carry) -> sweep.Carry | None:
-    """The newest checkpoint, or None.
+def load_checkpoint(
+    workdir: Path, like: sweep.Carry
+) -> tuple[sweep.Carry, float] | None:
+    """The newest checkpoint and the seconds that it took, or None.
 
     Args:
       workdir: claimed.
@@ -103,13 +142,10 @@ def load_checkpoint(workdir: Path, like: sweep.Carry) -> sweep.Carry | None:
     steps = _checkpoint_steps(folder)
     if not steps:
         return None
-    # Typed as the sweep's own, so that leaves come back as what they were.
-    restored = ocp.load(folder.resolve() / str(max(steps)), like)
-    return jax.tree.map(
-        lambda old, new: np.array(new) if isinstance(old, np.ndarray) else new,
-        like,
-        restored,
-    )
+    abstract = {"carry": like, "seconds": np.array(0.0)}
+    content = ocp.load(folder.resolve() / str(max(steps)), abstract)
+    content = jax.tree.map(np.asarray, content)
+    return content["carry"], float(content["seconds"])
 
 
 def remove_checkpoints(workdir: Path) -> None:
@@ -129,6 +165,8 @@ def staged(workdir: Path) -> Iterator[Path]:
     try:
         yield stage
         files = [path for path in stage.rglob("*") if path.is_file()]
+        # From here until the new one is in place the directory is not whole.
+        (workdir / "summary.json").unlink(missing_ok=True)
         for path in sorted(files, key=lambda path: path.name == "summary.json"):
             target = workdir / path.relative_to(stage)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,11 +189,8 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     arrays = {"step": result.step, **result.curves}
     axes = {"step": ["eval"]}
     axes |= {name: ["arm", "seed", "eval"] for name in result.curves}
-    for name, values in result.bayes_nll.items():
-        arrays[f"bayes_{name}_nll"], axes[f"bayes_{name}_nll"] = values, ["seed"]
-    arrays["attention_initial"] = result.attention["initial"]
-    arrays["attention_final"] = result.attention["final"]
-    axes["attention_initial"] = ["query", "source"]
+    arrays |= {f"attention_{name}": array for name, array in result.attention.items()}
+    axes["attention_initial"] = axes["attention_allowed"] = ["query", "source"]
     axes["attention_final"] = ["arm", "query", "source"]
     np.savez_compressed(folder / "metrics.npz", **arrays)
     coordinates = {
@@ -185,13 +220,15 @@ def load(path: Path | str) -> Run:
         axes = json.loads((path / "metrics.json").read_text())
         with np.load(path / "metrics.npz", allow_pickle=False) as file:
             metrics = dict(file)
-    except (OSError, ValueError) as error:
+        summary_path = path / "summary.json"
+        summary = (
+            json.loads(summary_path.read_text()) if summary_path.exists() else None
+        )
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise RunError(
-            f"run={str(path)!r}: not a finished run directory ({error}); allowed: one"
-            " with config.json, metrics.json and metrics.npz"
+            f"run={str(path)!r}: not a run directory ({error}); allowed: one with"
+            " config.json, metrics.json and metrics.npz"
         ) from None
-    summary_path = path / "summary.json"
-    summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
     return Run(path, config, axes, metrics, summary)
 
 
@@ -211,6 +248,26 @@ def describe(config: ConfigDict) -> dict[str, Any]:
 def _plain(config: ConfigDict) -> dict[str, Any]:
     """As JSON gives it back, so that the two can be compared."""
     return json.loads(json.dumps(config.to_dict()))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise RunError(
+            f"workdir={str(path.parent)!r}: its {path.name} is not of a run; allowed:"
+            " another --workdir, or to remove the file first"
+        )
+    return content
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Removes the innermost first, as far as nothing lies in them."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _differing(held: dict, wanted: dict, prefix: str = "") -> list[str]:

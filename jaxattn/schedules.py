@@ -154,7 +154,7 @@ class Structure(NamedTuple):
     """The part of an arm that shapes the compiled program."""
 
     schedule: str
-    optimizer: str
+    optimizer: str | None  # of the schedule "gradient"
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -163,10 +163,10 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": optax.adam,
 }
 
-# Schedule -> the optimizers it takes and the rates it asks for.
-SCHEDULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "gradient": (tuple(OPTIMIZERS), ("learning_rate",)),
-    "two_timescale": (("sgd",), ("routing_rate", "value_rate", "output_rate")),
+# Schedule -> the rates it asks for.
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "gradient": ("learning_rate",),
+    "two_timescale": ("routing_rate", "value_rate", "output_rate"),
 }
 
 

@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
 
 class Median(NamedTuple):
-    """A median over seeds; None where it lies beyond what was seen."""
+    """A median over seeds; None where it depends on a seed that was not seen."""
 
     median: float | None
     ci95: tuple[float | None, float | None] | None

@@ -7,6 +7,7 @@ python scripts/train.py --config=configs/sticky.py[:VARIANT] [--workdir=DIR]
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -28,13 +29,16 @@ def main(overrides: list[tuple[str, str]]) -> int:
     try:
         config = _config(overrides)
         workdir = Path(_WORKDIR.value or Path("results") / config.name)
-        runs.claim(workdir, config)
-        summary = _run(config, workdir)
+        with runs.claimed(workdir, config):
+            summary = _run(config, workdir)
     except (config_lib.ConfigError, runs.RunError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print(
+            "\ninterrupted; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
         return 130
     print(report.terminal(summary))
     print(f"Written to {workdir}: report.md, summary.json, metrics.npz, figures/")
@@ -61,21 +65,22 @@ def _run(config: ConfigDict, workdir: Path) -> dict:
     started = time.perf_counter()
     program = sweep.build(config, workers=workers)
     compiled = time.perf_counter()
-    carry = sweep.start(program)
-    carry = runs.load_checkpoint(workdir, carry) or carry
-    if carry.step > 0:
+    carry, before = sweep.start(program), 0.0
+    kept = runs.load_checkpoint(workdir, carry)
+    if kept is not None:
+        carry, before = kept
         print(f"going on from step {carry.step}")
-    carry = _train(program, carry, workdir)
-    wall = {"compile": compiled - started, "run": time.perf_counter() - compiled}
+    carry = _train(program, carry, workdir, lambda: _since(compiled) + before)
+    wall = {"compile": compiled - started, "run": _since(compiled) + before}
 
     with runs.staged(workdir) as stage:
         run = runs.write_metrics(stage, config, sweep.finish(program, carry))
         summary = report.summarise(run, wall)
         run = run._replace(summary=summary)
         names = figures.draw(run, stage / "figures", pdf=_PDF.value)
-        (stage / "summary.csv").write_text(report.csv_table(summary))
+        (stage / "summary.csv").write_text(report.csv_table(summary), "utf-8")
         paths = [f"figures/{name}" for name in names]
-        (stage / "report.md").write_text(report.markdown(summary, paths))
+        (stage / "report.md").write_text(report.markdown(summary, paths), "utf-8")
         runs.write_summary(stage, summary)
     runs.remove_checkpoints(workdir)
     return summary
@@ -89,7 +94,16 @@ def _workers() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _train(program: sweep.Sweep, carry: sweep.Carry, workdir: Path) -> sweep.Carry:
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment
+
+
+def _train(
+    program: sweep.Sweep,
+    carry: sweep.Carry,
+    workdir: Path,
+    seconds: Callable[[], float],
+) -> sweep.Carry:
     config = program.config
     per_step = config.seeds * len(config.run_arms)
     with tqdm(
@@ -104,7 +118,7 @@ def _train(program: sweep.Sweep, carry: sweep.Carry, workdir: Path) -> sweep.Car
             bar.set_description(f"step {carry.step}/{config.steps}")
             every = config.checkpoint_every
             if int(carry.step) // every > before // every and carry.step < config.steps:
-                runs.save_checkpoint(workdir, config, carry)
+                runs.save_checkpoint(workdir, config, carry, seconds())
     return carry
 
 

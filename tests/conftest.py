@@ -1,4 +1,4 @@
-"""Every test: one device, no silent promotion of rank or dtype, warnings are errors."""
+"""Every test: no silent promotion of rank or dtype, warnings are errors."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -279,11 +279,37 @@ def test_memory_of_a_long_causal_step():
     assert temporary(schedules.by_autodiff) > square
 
 
-def test_gradient_fault_is_seen(x64):
-    """The comparison above can fail: a law that is 1 % off is told apart."""
-    params, inputs, targets = random_problem(0)
-    _, gradient = laws.loss_and_gradient(params, inputs, targets)
-    faulty = gradient._replace(w_k=1.01 * gradient.w_k)
-    autodiff = jax.grad(dense_loss)(params, inputs, targets, None, None)
-    assert relative_error(gradient, autodiff) < 1e-12
-    assert relative_error(faulty, autodiff) > 1e-4
+@pytest.mark.parametrize(
+    ("law", "fault"),
+    {
+        "sign": ("score_gradient", lambda f: lambda *xs: -f(*xs)),
+        "one per cent": ("value_gradient", lambda f: lambda *xs: 1.01 * f(*xs)),
+        "no centring": ("advantage", lambda f: lambda weight, b: -b),
+        "no 1/sqrt(d_k)": ("key_gradient", lambda f: lambda s, q: s.T @ q),
+    }.values(),
+    ids=["sign", "one per cent", "no centring", "no scale"],
+)
+def test_a_planted_fault_is_seen(x64, monkeypatch, law, fault):
+    """The witnesses above can tell: each faulty law breaks the bound of its test."""
+    monkeypatch.setattr(laws, law, fault(getattr(laws, law)))
+    case = Case(0)
+    errors = [
+        relative_error(
+            getattr(laws, right.__name__)(*(getattr(case, n) for n in arguments)),
+            jax.grad(getattr(case, loss))(getattr(case, of)),
+        )
+        for right, (arguments, loss, of) in LAWS.items()
+    ]
+    assert max(errors) > 1e-3
+
+
+def test_a_planted_fault_in_the_blocks_is_seen(x64, monkeypatch):
+    params, inputs, targets = random_problem(0, length=300)
+    mask = attention.causal_mask(300)
+    autodiff = jax.grad(dense_loss)(params, inputs, targets, mask, None)
+    _, right = laws.loss_and_gradient(params, inputs, targets, mask)
+    assert relative_error(right, autodiff) < 1e-12
+    monkeypatch.setattr(attention, "is_causal", lambda mask: True)
+    _, forgotten = laws.loss_and_gradient(params, inputs, targets, random_mask(0, 300))
+    autodiff = jax.grad(dense_loss)(params, inputs, targets, random_mask(0, 300), None)
+    assert relative_error(forgotten, autodiff) > 1e-3

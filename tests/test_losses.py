@@ -90,6 +90,11 @@ def test_accuracy(case):
     assert losses.accuracy(logit, target, weight) == pytest.approx(weighted)
 
 
+def test_accuracy_of_a_diverged_model_is_no_number(case):
+    logit, target, _ = case
+    assert np.isnan(losses.accuracy(logit.at[0, 0].set(jnp.nan), target))
+
+
 def test_shapes_that_do_not_fit_are_refused(case):
     logit, target, weight = case
     with pytest.raises(AssertionError):

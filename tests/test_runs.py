@@ -30,17 +30,22 @@ def result():
     fall = {"sgd": [0, 0.02, 0.04], "em": [0, 0.05, 0.1], "adam": [0, 0.3, 0.5]}
     train = np.stack([start[:, None] - np.array(fall[arm]) for arm in ARMS])
     curves = {name: np.ones((3, SEEDS, 3)) for name in sweep.METRICS}
-    curves |= {"train_loss": train, "heldout_kl": train - 1.9, "heldout_loss": train}
+    curves |= {
+        "train_loss": train,
+        "train_bayes_nll": np.full_like(train, 1.9),
+        "heldout_bayes_nll": np.full_like(train, 1.91),
+        "heldout_kl": train - 1.5,
+        "heldout_loss": train + np.array([0, 0, 1])[:, None, None],
+    }
     for curve in curves.values():
-        curve[2, 3, 1:] = np.nan
-    curves["heldout_loss"] = train + np.array([0, 0, 1])[:, None, None]
+        curve[2, 3, 2] = np.nan  # though at 50 steps it was below sgd's last
     return sweep.Result(
         step=np.array([0, 50, 100]),
         curves=curves,
-        bayes_nll={"train": np.full(SEEDS, 1.9), "heldout": np.full(SEEDS, 1.91)},
         attention={
             "initial": np.tri(6) / np.arange(1, 7)[:, None],
             "final": np.stack([np.eye(6)] * 3),
+            "allowed": np.tri(6, dtype=bool),
         },
     )
 
@@ -128,12 +133,41 @@ def test_comparisons(run):
     assert adam["speedup"]["ci95"] == (None, 2.0)
 
 
+def test_an_arm_is_as_fast_as_its_copy(tmp_path, config, result):
+    """Also where the curve comes down early and then goes up, or just wobbles."""
+    rng = np.random.default_rng(0)
+    for name in ("train_loss", "heldout_kl"):
+        curve = rng.random((SEEDS, 3)) + np.array([1.0, 0.0, 0.0])
+        curve[:4, 2] = curve[:4, 1] + 0.5
+        result.curves[name][:] = curve
+    run = runs.write_metrics(tmp_path, config, result)
+    for entry in report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]:
+        for name in ("speedup", "heldout_speedup"):
+            assert entry[name] == {"median": 1.0, "ci95": (1.0, 1.0)}
+
+
+def test_no_speedup_over_a_baseline_that_did_not_learn(tmp_path, config, result):
+    result.curves["heldout_kl"][0, :, 2] = 5.0
+    run = runs.write_metrics(tmp_path, config, result)
+    em, _ = report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]
+    assert em["heldout_speedup"] == {"median": None, "ci95": None}
+    assert em["heldout_steps_to_baseline_final"]["n"] == 0
+    assert em["speedup"]["median"] == 2.0
+
+
+def test_relative_attention_counts_what_is_allowed_not_what_is_used():
+    relative = figures.relative_attention(np.eye(4), np.tri(4, dtype=bool))
+    np.testing.assert_array_equal(np.diag(relative), [1, 2, 3, 4])
+    assert relative[3, 0] == 0
+    assert np.isnan(relative[0, 3])
+
+
 def test_no_comparison_without_the_baseline(tmp_path, config, result):
     config.baseline = "sgd_matched"
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["comparisons"] == []
-    assert "Steps to" not in report.terminal(summary)
+    assert "sgd_matched, the baseline, did not run" in report.terminal(summary)
     assert "Against" not in report.markdown(summary, [])
 
 
@@ -151,7 +185,6 @@ def test_one_seed_has_no_interval(tmp_path, config, result):
     config.seeds = 1
     result = result._replace(
         curves={name: curve[:, :1] for name, curve in result.curves.items()},
-        bayes_nll={name: value[:1] for name, value in result.bayes_nll.items()},
     )
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
@@ -176,11 +209,14 @@ def test_figures_are_written(run):
 
 
 def test_figures_when_every_seed_diverged(tmp_path, config, result):
-    result.curves["train_loss"][2] = np.nan
+    for name, curve in result.curves.items():
+        if not name.endswith("bayes_nll"):
+            curve[:] = np.nan
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["arms"]["adam"]["train_loss"]["mean"] is None
     assert "none" in report.terminal(summary)
+    json.dumps(summary, allow_nan=False)
     figures.draw(run._replace(summary=summary), tmp_path / "figures")
 
 
@@ -215,24 +251,75 @@ def test_staged_moves_everything_or_nothing(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figures", "kept"]
 
 
+def claim(workdir, config):
+    with runs.claimed(workdir, config):
+        pass
+
+
 def test_claim_refuses_another_config(tmp_path, config, result):
-    runs.claim(tmp_path, config)
-    with runs.staged(tmp_path) as stage:
+    with runs.claimed(tmp_path, config), runs.staged(tmp_path) as stage:
         runs.write_metrics(stage, config, result)
-    runs.claim(tmp_path, config)
+    claim(tmp_path, config)
     config.arms.em.value_rate = 0.2
     with pytest.raises(runs.RunError, match=r"differs in arms.em.value_rate\)"):
-        runs.claim(tmp_path, config)
+        claim(tmp_path, config)
 
 
-def test_claim_refuses_a_folder_that_cannot_be_written(tmp_path, config):
+def test_the_reference_run_is_of_the_config_as_it_is(tmp_path):
+    """Else the README's first command would be refused in a fresh clone."""
+    reference = CONFIG.parents[1] / "results" / "sticky" / "config.json"
+    (tmp_path / "config.json").write_bytes(reference.read_bytes())
+    claim(tmp_path, config_lib.load(str(CONFIG)))
+
+
+def test_claim_leaves_no_folder_of_its_own(tmp_path, config):
+    claim(tmp_path / "a" / "b", config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_claim_refuses_a_folder_that_cannot_be_written(tmp_path, config, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(runs.RunError, match="cannot be written"):
-        runs.claim(tmp_path / "file" / "run", config)
+    for name in ("file", "file/run", "x" * 300):
+        with pytest.raises(runs.RunError, match="cannot be written"):
+            claim(tmp_path / name, config)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(runs.RunError, match=r"cannot be written \(Permission denied"):
+        claim(tmp_path / "run", config)
+
+
+def test_claim_refuses_a_folder_where_a_run_is_at_work(tmp_path, config):
+    with (
+        runs.claimed(tmp_path, config),
+        pytest.raises(runs.RunError, match="another run is at work"),
+    ):
+        claim(tmp_path, config)
+    claim(tmp_path, config)
+
+
+def test_claim_refuses_what_it_cannot_read(tmp_path, config):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(runs.RunError, match=r"its config.json is not of a run"):
+        claim(tmp_path, config)
+
+
+def test_claim_clears_away_what_a_killed_run_was_writing(tmp_path, config):
+    (tmp_path / ".writing-x").mkdir()
+    (tmp_path / ".writing-x" / "metrics.npz").write_text("half")
+    claim(tmp_path, config)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_load_refuses_what_is_not_a_run(tmp_path):
-    with pytest.raises(runs.RunError, match="not a finished run"):
+    with pytest.raises(runs.RunError, match="not a run directory"):
+        runs.load(tmp_path)
+    for name in ("config.json", "metrics.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "metrics.npz").write_bytes(b"PK half an archive")
+    with pytest.raises(runs.RunError, match="not a run directory"):
         runs.load(tmp_path)
 
 
@@ -243,15 +330,22 @@ def test_checkpoint_comes_back_as_it_was(tmp_path, config):
     assert runs.load_checkpoint(tmp_path, start) is None
     carry = sweep.advance(program, start)
     for saved in (start, carry, carry):
-        runs.save_checkpoint(tmp_path, config, saved)
+        runs.save_checkpoint(tmp_path, config, saved, 12.5)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["50", "config.json"]
-    restored = runs.load_checkpoint(tmp_path, start)
+    restored, seconds = runs.load_checkpoint(tmp_path, start)
+    assert seconds == 12.5
     assert int(restored.step) == 50
     expected, actual = (sweep.advance(program, c) for c in (carry, restored))
     for name in sweep.METRICS:
         np.testing.assert_array_equal(actual.curves[name], expected.curves[name])
     other = config.copy_and_resolve_references()
     other.steps = 99
-    with pytest.raises(runs.RunError, match="an unfinished run of another config"):
-        runs.claim(tmp_path, other)
+    with pytest.raises(
+        runs.RunError, match=r"unfinished .*\(differs in config.steps\)"
+    ):
+        claim(tmp_path, other)
+    described = tmp_path / "checkpoints" / "config.json"
+    described.write_text(described.read_text().replace('"jax": "', '"jax": "9.'))
+    with pytest.raises(runs.RunError, match=r"differs in versions.jax\)"):
+        claim(tmp_path, config)

@@ -124,12 +124,22 @@ def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
     assert_same_bits(result.curves, run(config).curves)
 
 
+def test_fresh_train_loss_is_beside_the_floor_of_its_own_sequence():
+    config = small_config(fresh=True, steps=4, eval_every=1, run_arms=("sgd",))
+    curves = run(config).curves
+    assert len(np.unique(curves["train_bayes_nll"][0, 0, 1:])) == 4
+    assert len(np.unique(curves["heldout_bayes_nll"])) == config.seeds
+    # Chance-level loss and exact answer move together from sequence to sequence.
+    gap = curves["train_loss"] - curves["train_bayes_nll"]
+    assert (gap > 0).all()
+
+
 def test_per_seed_embeddings_differ():
     shared, own = (
         sweep.build(
-            small_config(**{"task.embedding": e}, run_arms=("sgd",)), workers=1
+            small_config(**{"task.embedding_seed": seed}, run_arms=("sgd",)), workers=1
         ).problems
-        for e in ("shared", "per_seed")
+        for seed in (0, -1)
     )
 
     def mean_of_symbol_zero(problems):
@@ -142,8 +152,14 @@ def test_per_seed_embeddings_differ():
 
 
 def test_rates_share_a_program():
-    program = sweep.build(small_config(run_arms=EVERY_ARM), workers=1)
-    assert len(program.train) == 3  # sgd and sgd_matched differ in a number alone
+    one, two = (
+        sweep.build(small_config(run_arms=arms), workers=1)
+        for arms in (("sgd",), ("sgd", "sgd_matched"))
+    )
+    assert len(one.train) == len(two.train) == 1
+    carry = sweep.advance(two, sweep.start(two))
+    slow, fast = carry.curves["train_loss"][:, 0, 1]
+    assert fast < slow
 
 
 def test_no_trained_model_beats_bayes_on_fresh_sequences():
@@ -188,5 +204,5 @@ def test_a_diverging_seed_leaves_the_others_alone():
     wild = sweep.advance(program, carry._replace(states=states))
     tame = sweep.advance(program, carry)
     for name, curve in tame.curves.items():
-        assert not np.isfinite(wild.curves[name][0, 1, 1]) or name.endswith("accuracy")
+        assert name.endswith("bayes_nll") or not np.isfinite(wild.curves[name][0, 1, 1])
         np.testing.assert_array_equal(wild.curves[name][0, [0, 2]], curve[0, [0, 2]])

@@ -61,13 +61,13 @@ def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):
 
 BAD = {
     "--config.sedes=3": "sedes='3': no such field, did you mean 'seeds'?",
-    "--config.seeds=0": "seeds=0: allowed: a whole number from 1 up",
-    "--config.steps=-1": "steps=-1: allowed: a whole number from 1 up",
-    "--config.steps=1.5": "steps='1.5': allowed: a whole number from 1 up",
+    "--config.seeds=0": "seeds=0: allowed: a whole number from 1",
+    "--config.steps=-1": "steps=-1: allowed: a whole number from 1",
+    "--config.steps=1.5": "steps='1.5': allowed: a whole number from 1",
     "--config.task.stay=1.2": "task.stay=1.2: allowed: a number from 0 to 1",
     "--config.task.stay=nan": "task.stay=nan: allowed: a number from 0 to 1",
-    "--config.model.d_k=0": "model.d_k=0: allowed: a whole number from 1 up",
-    "--config.task.length=1": "task.length=1: allowed: a whole number from 2 up",
+    "--config.model.d_k=0": "model.d_k=0: allowed: a whole number from 1",
+    "--config.task.length=1": "task.length=1: allowed: a whole number from 2",
     "--config.arms.sgd.learning_rate=-1": "arms.sgd.learning_rate=-1.0: allowed: a n",
     "--config.arms.em.value_rate=nan": "arms.em.value_rate=nan: allowed: a number fr",
     "--config.run_arms=sgd,me": "unknown arm 'me'",
@@ -98,6 +98,31 @@ def test_workdir_that_cannot_be_written(tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert "cannot be written" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_second_run_in_a_workdir_stops(tmp_path):
+    with subprocess.Popen(
+        command(*SMALL, "--config.steps=1e5", f"--workdir={tmp_path}"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as first:
+        while "compiling" not in first.stdout.readline():
+            assert first.poll() is None
+        second = train(*SMALL, "--config.steps=1e5", f"--workdir={tmp_path}")
+        first.kill()
+    assert second.returncode == 2
+    assert len(second.stderr.splitlines()) == 1
+    assert "another run is at work in it" in second.stderr
+
+
+def test_a_run_that_diverges_is_still_written(tmp_path):
+    rate = "--config.arms.sgd.learning_rate=1e30"
+    done = train(*SMALL, rate, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "diverged in 2 of 2 seeds" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
 def test_no_config_is_an_error():

@@ -23,4 +23,3 @@ class Task(NamedTuple):
 
     sample: Callable[[jax.Array], Batch]  # random key -> one sequence
     bayes: Callable[[Batch], jax.Array]
-    causal: bool = True  # whether a head may only look back

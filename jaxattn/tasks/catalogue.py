@@ -10,13 +10,12 @@ from jaxattn.tasks import markov
 from jaxattn.tasks.base import Task
 from jaxattn.tasks.sticky import sticky, transition_matrix
 
-EMBEDDINGS = ("shared", "per_seed")
-
 
 class Entry(NamedTuple):
     """A task family, as functions of the `task` fields of a config."""
 
-    build: Callable[[ConfigDict, jax.Array], Task]  # fields, the seed's key -> task
+    build: Callable[[ConfigDict, jax.Array], Task]  # fields, embedding key -> task
+    causal: bool  # whether a head may only look back
     num_classes: Callable[[ConfigDict], int]
     entropy_rate: Callable[[ConfigDict], float]  # nats
 
@@ -27,17 +26,14 @@ def _build_sticky(fields: ConfigDict, embedding_key: jax.Array) -> Task:
         num_symbols=fields.num_symbols,
         d_x=fields.d_x,
         stay=fields.stay,
-        embedding_key=(
-            jax.random.key(fields.embedding_seed)
-            if fields.embedding == "shared"
-            else embedding_key
-        ),
+        embedding_key=embedding_key,
     )
 
 
 TASKS = {
     "sticky": Entry(
         build=_build_sticky,
+        causal=True,
         num_classes=lambda fields: fields.num_symbols,
         entropy_rate=lambda fields: markov.entropy_rate(
             transition_matrix(fields.num_symbols, fields.stay)

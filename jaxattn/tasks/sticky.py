@@ -45,7 +45,7 @@ def sticky(
       embedding_key: random key of mu (n, d_x).
 
     Returns:
-      Task; causal, since x_{t+1} gives y_t away.
+      Task. For a causal head: x_{t+1} gives y_t away.
     """
     transition = transition_matrix(num_symbols, stay)
     embedding = jax.random.normal(embedding_key, (num_symbols, d_x))
@@ -70,4 +70,4 @@ def sticky(
             log_likelihood,
         ).log_prediction
 
-    return Task(sample, bayes, causal=True)
+    return Task(sample, bayes)

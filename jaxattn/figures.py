@@ -120,10 +120,8 @@ def _curves(run: Run) -> Figure:
         handles,
         labels,
         loc="outside lower center",
-        ncols=len(labels),
-        title=f"mean of {seeds} seeds, shaded: 95 % interval"
-        if seeds > 1
-        else "1 seed",
+        ncols=min(len(labels), 6),
+        title="mean over seeds, shaded: 95 % interval" if seeds > 1 else "1 seed",
     )
     return figure
 
@@ -140,6 +138,7 @@ def _spread(axes, which: str, values: np.ndarray) -> None:
     few = values.max() < 100 * values.min()
     axis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 5) if few else ()))
     axis.set_minor_formatter("{x:g}")
+    axes.tick_params(axis=which, which="minor", length=3.5)  # as long as the major
 
 
 def _floor(axis, height: float, name: str) -> None:

@@ -197,8 +197,8 @@ def terminal(summary: dict[str, Any]) -> str:
     if summary["comparisons"]:
         baseline = summary["baseline"]
         blocks += [
-            f"Steps to where {baseline} ended (seeds that got there), and speed-up:"
-            f" medians{_of_medians(summary)}",
+            f"Steps to where {baseline} ended (seeds that got there), and speed-up;\n"
+            f"medians{_of_medians(summary)}",
             _text_table(_speed_table(summary)),
         ]
     elif summary["baseline"] not in summary["arms"]:

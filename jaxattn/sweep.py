@@ -327,8 +327,11 @@ def _record(curves: dict, where: tuple[int, int], metrics: dict) -> None:
 
 
 def _hand(config: ConfigDict, workers: int) -> int:
-    """Seeds dealt to each worker; the last may get some that do not count."""
-    return -(-config.seeds // workers)
+    """Room for the seeds dealt to one worker.
+
+    At least 2: XLA simplifies arrays of one, and other fusions would be other bits.
+    """
+    return max(2, -(-config.seeds // workers))
 
 
 def _lower(
@@ -345,48 +348,62 @@ def _lower(
       function: of what all seeds share, a seed's id, and what is the seed's own.
       shared: an example of what is shared.
       own: examples of what is the seed's own, leading with the seed.
+
+    Returns:
+      Lowered (shared, number of seeds in the hand, ids, *own) -> results.
     """
     width = config.vmap_seeds
     if width == 0:
         width = 1 if jax.default_backend() == "cpu" else config.seeds
-    batch_size = width if width > 1 else None
+    size = _hand(config, workers)
 
-    def hand(shared, *own):
-        return jax.lax.map(
-            lambda one: function(shared, *one), own, batch_size=batch_size
+    def side_by_side(shared, count, *own):
+        del count  # all of them, padding too
+        return jax.lax.map(lambda one: function(shared, *one), own, batch_size=width)
+
+    def one_by_one(shared, count, *own):
+        def one(index):
+            return function(shared, *jax.tree.map(lambda leaf: leaf[index], own))
+
+        room = jax.tree.map(
+            lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype),
+            jax.eval_shape(one, 0),
+        )
+        return jax.lax.fori_loop(
+            0,
+            count,
+            lambda index, results: jax.tree.map(
+                lambda all_, new: all_.at[index].set(new), results, one(index)
+            ),
+            room,
         )
 
-    size = _hand(config, workers)
     examples = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), own
     )
     ids = jax.ShapeDtypeStruct((size,), np.uint32)
-    return jax.jit(hand).lower(shared, ids, *examples)
+    program = jax.jit(side_by_side if width > 1 else one_by_one)
+    return program.lower(shared, np.int32(0), ids, *examples)
 
 
 def _deal(config: ConfigDict, workers: int, compiled: Callable) -> Callable:
     """Makes a function over all seeds from one compiled over a hand of them."""
     size = _hand(config, workers)
-    hands = [
-        np.arange(start, start + size, dtype=np.uint32)
-        for start in range(0, config.seeds, size)
-    ]
+    hands = [range(start, start + size) for start in range(0, config.seeds, size)]
 
-    def play(shared, ids, own):
-        # A seed that does not count is given the last one's things.
-        mine = np.minimum(ids, config.seeds - 1)
-        result = compiled(shared, ids, *jax.tree.map(lambda leaf: leaf[mine], own))
-        return jax.block_until_ready(result)
+    def play(hand, shared, own):
+        # Room that no seed fills is given the last one's things.
+        ids = np.minimum(np.array(hand, np.uint32), config.seeds - 1)
+        count = np.int32(min(size, config.seeds - hand[0]))
+        mine = jax.tree.map(lambda leaf: leaf[ids], own)
+        results = compiled(shared, count, ids, *mine)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], results)
 
     def over_all(shared, *own):
-        if len(hands) == 1:
-            return compiled(shared, hands[0], *own)
         own = jax.tree.map(np.asarray, own)
         with ThreadPoolExecutor(len(hands)) as pool:
-            results = list(pool.map(lambda ids: play(shared, ids, own), hands))
-        return jax.tree.map(
-            lambda *leaves: np.concatenate(leaves)[: config.seeds], *results
-        )
+            played = list(pool.map(lambda hand: play(hand, shared, own), hands))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *played)
 
     return over_all
 

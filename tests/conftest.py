@@ -1,5 +1,6 @@
 """Every test: no silent promotion of rank or dtype, warnings are errors."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,14 @@ from jaxattn.tasks.base import Batch
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once(tmp_path_factory):
+    """Programs that several tests, or commands that they start, compile alike."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)
 
 
 class Reference(NamedTuple):

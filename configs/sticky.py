@@ -4,7 +4,9 @@
     python scripts/train.py --config=configs/sticky.py:smoke      # seconds
     python scripts/train.py --config=configs/sticky.py:parity     # the authors' way
 
-Expected: see results/sticky/report.md.
+Expected (results/sticky/report.md), train loss in nats: sgd 2.055, em 2.000,
+sgd_matched 1.883, adam 1.591; exact Bayes 1.885. KL to Bayes on a held-out sequence:
+0.177, 0.135, 0.073, 1.060.
 """
 
 from ml_collections import ConfigDict

@@ -185,7 +185,7 @@ def _final(run: Run) -> Figure:
             axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
         axis.set_title(title, fontsize=9)
         axis.margins(x=0.12)
-        axis.locator_params(axis="x", nbins=4)
+        axis.locator_params(axis="x", nbins=3)
         if metric == "heldout_kl":
             _spread(axis, "x", run.metrics[metric][..., -1])
     axes[0].set_yticks(range(len(arms)), arms)

@@ -67,9 +67,11 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            busy = isinstance(error, BlockingIOError)
+            reason = "another run is at work in it" if busy else error.strerror
             raise RunError(
-                f"workdir={str(workdir)!r}: another run is at work in it; allowed:"
+                f"workdir={str(workdir)!r}: cannot be locked ({reason}); allowed:"
                 " another --workdir, or to wait"
             ) from None
         _require_same(workdir, config)

@@ -45,6 +45,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     chance = math.log(num_classes(run))
     finite = np.isfinite(run.metrics["train_loss"]).all(axis=2)
 
+    below_bayes = final["train_loss"] < final["train_bayes_nll"]
     by_arm = {}
     for row, arm in enumerate(arms):
         kept = finite[row]
@@ -55,9 +56,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         entry["diverged"] = int((~kept).sum())
         entry["flags"] = _flags(
             diverged=(~kept).sum(),
-            below_bayes=(final["train_loss"] < final["train_bayes_nll"])[row][
-                kept
-            ].sum(),
+            below_bayes=below_bayes[row][kept].sum(),
             above_chance=(final["heldout_loss"][row] > chance)[kept].sum(),
             seeds=len(kept),
         )

@@ -116,6 +116,118 @@ def is_causal(mask) -> bool:
     return np.array_equal(mask, causal_mask(len(mask)))
 
 
+def scores(
+    query: jax.Array, key: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    """How well each source fits each query, before any mask.
+
+    s_ij = q_i·k_j / √d_k + bias_ij
+
+    Args:
+      query: q (T, d_k).
+      key: k (S, d_k).
+      bias: added to the scores, (T, S) or with a 1 in place of T or S; -inf rules a
+        source out, as a mask does.
+
+    Returns:
+      s (T, S).
+    """
+    chex.assert_rank([query, key], 2)
+    chex.assert_equal_shape_suffix([query, key], 1)
+    score = query @ key.T / math.sqrt(query.shape[1])
+    if bias is None:
+        return score
+    chex.assert_shape(bias, ({1, len(query)}, {1, len(key)}))
+    return score + bias
+
+
+def weights(score: jax.Array, mask=None) -> jax.Array:
+    """Attention weights, the responsibility of each source for each query.
+
+    a_ij = m_ij exp(s_ij) / Σ_l m_il exp(s_il)
+
+    Args:
+      score: s (T, S); -inf rules a source out.
+      mask: boolean (T, S), True where i may look at j; None looks everywhere.
+
+    Returns:
+      a (T, S), at least 0; rows sum to 1, or are all 0 where nothing is allowed.
+    """
+    chex.assert_rank(score, 2)
+    allowed = score != -jnp.inf  # a NaN stays, and shows
+    if mask is not None:
+        chex.assert_shape(mask, score.shape)
+        chex.assert_type(mask, bool)
+        allowed &= jnp.asarray(mask)
+    return jax.nn.softmax(score, where=allowed)
+
+
+def attention_entropy(weight: jax.Array) -> jax.Array:
+    """How widely each query looks.
+
+    H_i = -Σ_j a_ij log a_ij
+
+    Args:
+      weight: a (T, S).
+
+    Returns:
+      (T,) in nats, from 0 (one source, or none) to log S (all alike). Its gradient is
+      finite too: taken as 0 for a weight that is exactly 0.
+    """
+    chex.assert_rank(weight, 2)
+    used = weight > 0
+    return -jnp.sum(jnp.where(used, weight * jnp.log(jnp.where(used, weight, 1)), 0), 1)
+
+
+def layer_norm(value: jax.Array, epsilon: float) -> jax.Array:
+    """LayerNorm without scale or shift.
+
+    LN(ṽ_j) = (ṽ_j - mean ṽ_j) / √(var ṽ_j + ε)
+
+    Args:
+      value: ṽ (S, d_v).
+      epsilon: added to the variance, above 0.
+
+    Returns:
+      v (S, d_v): mean 0, root mean square 1 where the variance is well above ε.
+    """
+    chex.assert_rank(value, 2)
+    centred = value - jnp.mean(value, axis=1, keepdims=True)
+    return centred / jnp.sqrt(jnp.mean(centred**2, axis=1, keepdims=True) + epsilon)
+
+
+def split_heads(array: jax.Array, num_heads: int) -> jax.Array:
+    """The slices of several heads that lie side by side: (T, H d) -> (T, H, d).
+
+    Args:
+      array: (T, H d), such as queries, contexts or their gradients.
+      num_heads: H, a divisor of the width.
+
+    Returns:
+      (T, H, d).
+    """
+    chex.assert_rank(array, 2)
+    chex.assert_is_divisible(array.shape[1], num_heads)
+    return array.reshape(len(array), num_heads, -1)
+
+
+def repeat_heads(array: jax.Array, num_heads: int) -> jax.Array:
+    """Gives each query head the key-value head that it shares (grouped-query).
+
+    Query head h of H uses key-value head h // (H / H_kv).
+
+    Args:
+      array: keys or values (S, H_kv, d).
+      num_heads: H, a multiple of H_kv.
+
+    Returns:
+      (S, H, d).
+    """
+    chex.assert_rank(array, 3)
+    chex.assert_is_divisible(num_heads, array.shape[1])
+    return jnp.repeat(array, num_heads // array.shape[1], axis=1)
+
+
 def read_out(params: Params, context: jax.Array) -> jax.Array:
     """Logits of a context: l_i = g_i W_O + b_O.
 
@@ -151,8 +263,8 @@ def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
     assert_head_shapes(params, inputs, mask)
     query, key = inputs @ params.w_q, inputs @ params.w_k
     value = inputs @ params.w_v
-    score = query @ key.T / math.sqrt(params.w_q.shape[1])
-    weight = jax.nn.softmax(score, where=None if mask is None else jnp.asarray(mask))
+    score = scores(query, key)
+    weight = weights(score, mask)
     context = weight @ value
     return Forward(query, key, value, score, weight, context, read_out(params, context))
 
@@ -215,7 +327,7 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
         lambda row: row.reshape(-1, group // block, block, *row.shape[1:]), blocks
     )
 
-    def one(start: int, index: jax.Array, rows: tuple) -> tuple:
+    def one(start: int, index: jax.typing.ArrayLike, rows: tuple) -> tuple:
         if causal:
             diagonal = slice(start, min(start + group, length))
             source = jnp.arange(diagonal.stop - start)[:, None]
@@ -226,6 +338,9 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
         else:
             tiles = [(slice(0, length), None)]
         return function(tiles, *rows[len(masks) :])
+
+    if block == length:  # a loop of one: nothing to save, and a program to compile
+        return one(0, 0, (*masks, *rows))
 
     results = []
     for number, start in enumerate(range(0, length, group)):

@@ -98,6 +98,29 @@ FIELDS: dict[str, Rule] = {
     "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
 }
 
+# Of a config for scripts/check_gradients.py.
+PROOF_FIELDS: dict[str, Rule] = {
+    "seeds": _whole(1, 100_000),
+    "seed": FIELDS["seed"],
+    "shapes": _whole(1, 1000),
+    "longest": _whole(1, 1000),
+    "widest": _whole(1, 1000),
+    "bounds.float64": _number(0, 1),
+    "bounds.float32": _number(0, 1),
+    "bounds.difference": _number(0, 1),
+    "slopes.problems": _whole(1, 100_000),
+    "slopes.decades": _number(4, 12),
+    "slopes.rates": _whole(2, 10_000),
+    "slopes.tolerance": _number(0, 1),
+    "shares.seeds": _whole(1, 100_000),
+    "shares.steps": _whole(3, 1_000_000),
+    **{
+        field: rule
+        for field, rule in FIELDS.items()
+        if field.split(".")[0] in ("model", "task", "run_arms")
+    },
+}
+
 
 def load(path_and_variant: str) -> ConfigDict:
     """Reads a config file.
@@ -196,18 +219,29 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
+    _check_fields(config, FIELDS)
+    _require("baseline", config.baseline, _one_of(config.arms))
+    _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
+
+
+def check_proof(config: ConfigDict) -> None:
+    """The same for a config of scripts/check_gradients.py."""
+    _check_fields(config, PROOF_FIELDS)
+
+
+def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
     fields = flatten(config)
     for field, value in fields.items():
         if field != "name" and field.split(".")[0] != "arms":
-            if field not in FIELDS:
+            if field not in rules:
                 raise ConfigError(
-                    f"{field}={value!r}: no such field{_nearest(field, FIELDS)}"
-                    f"; allowed: {', '.join(FIELDS)}"
+                    f"{field}={value!r}: no such field{_nearest(field, rules)}"
+                    f"; allowed: {', '.join(rules)}"
                 )
-            _require(field, value, FIELDS[field])
-    for field in FIELDS:
+            _require(field, value, rules[field])
+    for field in rules:
         if field not in fields:
-            raise ConfigError(f"{field}: missing; allowed: {FIELDS[field].allowed}")
+            raise ConfigError(f"{field}: missing; allowed: {rules[field].allowed}")
     arms = config.get("arms")
     if not isinstance(arms, ConfigDict) or len(arms) == 0:
         raise ConfigError(f"arms={arms!r}: allowed: a group with a group for each arm")
@@ -219,8 +253,6 @@ def check(config: ConfigDict) -> None:
             )
     for arm in arms:
         _check_arm(f"arms.{arm}", arms[arm])
-    _require("baseline", config.baseline, _one_of(arms))
-    _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
@@ -253,7 +285,8 @@ def _arm_rules(schedule: str) -> dict[str, Rule]:
 
 def _overridable(config: ConfigDict) -> dict[str, Rule]:
     """The fields that a command line may set; `name` follows from the file."""
-    rules = {field: FIELDS[field] for field in flatten(config) if field in FIELDS}
+    known = PROOF_FIELDS | FIELDS
+    rules = {field: known[field] for field in flatten(config) if field in known}
     for name, arm in config.get("arms", {}).items():
         if isinstance(arm, ConfigDict):
             of_arm = _arm_rules(arm.get("schedule"))

@@ -1,10 +1,16 @@
 """The first-order laws of attention under cross-entropy, one function per equation.
 
-Signals first (what the loss tells each query), then the gradients they make, then all
-of it for one head in one call. T queries i, S sources j; `weight` is the paper's a.
-Losses are in nats, so gradients are nats per unit of what they are taken for.
+Signals (what the loss tells each query), the gradients that they make, how a small step
+moves everything, what variants of the head change, and last all of it for one head in
+one call. T queries i, S sources j; `weight` is the paper's a. Losses are in nats, so
+gradients are nats per unit of what they are taken for.
 
-Source of all: arXiv 2512.22473 ("the paper"), section 2 and 3.
+The laws are local: any head of any layer obeys them, with u = ∂L/∂(its output). Several
+heads are a `vmap`, each with its own slice of u (`attention.split_heads`). A mask, a
+score bias, or a row that may look nowhere are in the weight already.
+
+Sources: arXiv 2512.22473 ("the paper"), section 2 for the gradients and section 3 for
+the motion; `scripts/check_gradients.py` is the proof.
 """
 
 import math
@@ -69,6 +75,23 @@ def compatibility(upstream: jax.Array, value: jax.Array) -> jax.Array:
     """
     chex.assert_rank([upstream, value], 2)
     return upstream @ value.T
+
+
+def expected_compatibility(upstream: jax.Array, context: jax.Array) -> jax.Array:
+    """Mean compatibility of what a query looks at, without a T x S array.
+
+    E_i[b] = Σ_j a_ij b_ij = u_i · g_i
+
+    Args:
+      upstream: u (T, d_v).
+      context: g (T, d_v).
+
+    Returns:
+      (T,); the change of loss if query i looked harder everywhere it looks.
+    """
+    chex.assert_rank([upstream, context], 2)
+    chex.assert_equal_shape([upstream, context])
+    return jnp.sum(upstream * context, axis=1)
 
 
 def advantage(weight: jax.Array, compatibility: jax.Array) -> jax.Array:
@@ -157,6 +180,63 @@ def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
     return score_gradient.T @ query / math.sqrt(query.shape[1])
 
 
+def projection_gradient(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Gradient of the loss for a projection, from that for what it projects.
+
+    ∂L/∂W_Q = xᵀ ∂L/∂q,  ∂L/∂W_K = xᵀ ∂L/∂k,  ∂L/∂W_V = xᵀ ∂L/∂v,  ∂L/∂W_O = gᵀ δ
+
+    Args:
+      inputs: what the projection is applied to (N, d_in): x, or the context g.
+      gradient: of the loss for the projected (N, d_out).
+
+    Returns:
+      (d_in, d_out).
+    """
+    chex.assert_rank([inputs, gradient], 2)
+    chex.assert_equal_shape_prefix([inputs, gradient], 1)
+    return inputs.T @ gradient
+
+
+def output_bias_gradient(logit_gradient: jax.Array) -> jax.Array:
+    """Gradient of the loss for the bias of the read-out.
+
+    ∂L/∂b_O = Σ_i δ_i
+
+    Args:
+      logit_gradient: δ (T, C).
+
+    Returns:
+      (C,); sums to zero.
+    """
+    chex.assert_rank(logit_gradient, 2)
+    return jnp.sum(logit_gradient, axis=0)
+
+
+def input_gradient(
+    params: attention.Params,
+    query_gradient: jax.Array,
+    key_gradient: jax.Array,
+    value_gradient: jax.Array,
+) -> jax.Array:
+    """Gradient of the loss for the inputs of self-attention, over its three paths.
+
+    ∂L/∂x = ∂L/∂q W_Qᵀ + ∂L/∂k W_Kᵀ + ∂L/∂v W_Vᵀ
+
+    Args:
+      params: of the head.
+      query_gradient: ∂L/∂q (T, d_k).
+      key_gradient: ∂L/∂k (T, d_k).
+      value_gradient: ∂L/∂v (T, d_v).
+
+    Returns:
+      (T, d_x); this is the u of the layer below.
+    """
+    chex.assert_rank([query_gradient, key_gradient, value_gradient], 2)
+    chex.assert_equal_shape([query_gradient, key_gradient])
+    routing = query_gradient @ params.w_q.T + key_gradient @ params.w_k.T
+    return routing + value_gradient @ params.w_v.T
+
+
 # --- responsibilities
 
 
@@ -205,6 +285,303 @@ def overlap_kernel(weight: jax.Array) -> jax.Array:
     """
     chex.assert_rank(weight, 2)
     return weight @ weight.T
+
+
+# --- first-order motion, for a small step of descent with rate η
+
+
+def score_motion(
+    weight: jax.Array, advantage: jax.Array, rate: jax.typing.ArrayLike
+) -> jax.Array:
+    """How free scores move: towards sources of positive advantage.
+
+    ds_ij = -η ∂L/∂s_ij = η a_ij A_ij
+
+    Args:
+      weight: a (T, S).
+      advantage: A (T, S).
+      rate: η.
+
+    Returns:
+      ds (T, S); rows sum to zero.
+    """
+    return -rate * score_gradient(weight, advantage)
+
+
+def weight_motion(weight: jax.Array, score_motion: jax.Array) -> jax.Array:
+    """How weights follow any small motion of the scores.
+
+    da_ij = a_ij (ds_ij - Σ_l a_il ds_il)
+
+    Args:
+      weight: a (T, S).
+      score_motion: ds (T, S).
+
+    Returns:
+      da (T, S), to first order; rows sum to zero.
+    """
+    chex.assert_rank([weight, score_motion], 2)
+    chex.assert_equal_shape([weight, score_motion])
+    mean = jnp.sum(weight * score_motion, axis=1, keepdims=True)
+    return weight * (score_motion - mean)
+
+
+def value_motion(
+    weight: jax.Array, upstream: jax.Array, rate: jax.typing.ArrayLike
+) -> jax.Array:
+    """How free values move: against the signals of the queries that use them.
+
+    dv_j = -η ∂L/∂v_j = -η Σ_i a_ij u_i
+
+    Args:
+      weight: a (T, S).
+      upstream: u (T, d_v).
+      rate: η.
+
+    Returns:
+      dv (S, d_v).
+    """
+    return -rate * value_gradient(weight, upstream)
+
+
+def compatibility_motion(upstream: jax.Array, value_motion: jax.Array) -> jax.Array:
+    """Feedback: how moving values change what each source is worth to each query.
+
+    db_ij = u_i · dv_j = -η Σ_r a_rj u_i·u_r, the second for free values
+
+    Queries that use j pull v_j their way, which lowers b_ij and so raises A_ij for all
+    queries whose u agrees with theirs.
+
+    Args:
+      upstream: u (T, d_v), held.
+      value_motion: dv (S, d_v).
+
+    Returns:
+      db (T, S).
+    """
+    return compatibility(upstream, value_motion)
+
+
+def routing_motion(weight_motion: jax.Array, value: jax.Array) -> jax.Array:
+    """How contexts move because queries look elsewhere.
+
+    dg_i = Σ_j da_ij v_j
+
+    Args:
+      weight_motion: da (T, S).
+      value: v (S, d_v).
+
+    Returns:
+      (T, d_v), to first order.
+    """
+    chex.assert_rank([weight_motion, value], 2)
+    return weight_motion @ value
+
+
+def content_motion(weight: jax.Array, value_motion: jax.Array) -> jax.Array:
+    """How contexts move because what they find there changes.
+
+    dg_i = Σ_j a_ij dv_j = -η Σ_r K_ir u_r, the second for free values, K = a aᵀ
+
+    Args:
+      weight: a (T, S).
+      value_motion: dv (S, d_v).
+
+    Returns:
+      (T, d_v), exact for a step of the values alone.
+    """
+    chex.assert_rank([weight, value_motion], 2)
+    return weight @ value_motion
+
+
+def context_motion(
+    weight: jax.Array,
+    weight_motion: jax.Array,
+    value: jax.Array,
+    value_motion: jax.Array,
+) -> jax.Array:
+    """How contexts move when routing and content move together.
+
+    dg_i = Σ_j (da_ij v_j + a_ij dv_j); what is left out, Σ_j da_ij dv_j, is O(η²)
+
+    Args:
+      weight: a (T, S).
+      weight_motion: da (T, S).
+      value: v (S, d_v).
+      value_motion: dv (S, d_v).
+
+    Returns:
+      (T, d_v), to first order.
+    """
+    routing = routing_motion(weight_motion, value)
+    return routing + content_motion(weight, value_motion)
+
+
+def loss_change(gradient: chex.ArrayTree, motion: chex.ArrayTree) -> jax.Array:
+    """Change of the loss to first order, for any small motion by any optimizer.
+
+    dL = Σ ⟨∂L/∂θ, dθ⟩
+
+    Args:
+      gradient: pytree of ∂L/∂θ.
+      motion: pytree of dθ, alike.
+
+    Returns:
+      Scalar, nats; negative where the loss should fall.
+    """
+    chex.assert_trees_all_equal_shapes(gradient, motion)
+    products = jax.tree.map(jnp.vdot, gradient, motion)
+    return jax.tree.reduce(jnp.add, products)
+
+
+def descent_loss_change(
+    gradient: chex.ArrayTree, rate: jax.typing.ArrayLike
+) -> jax.Array:
+    """Change of the loss to first order, for a step of plain gradient descent.
+
+    dL = -η Σ ‖∂L/∂θ‖²;  free scores: -η Σ_ij a_ij² A_ij²,  free values: -η ‖aᵀ u‖²,
+    projections: -η Σ_W ‖∂L/∂W‖²
+
+    Args:
+      gradient: ∂L/∂s, ∂L/∂v, or a pytree such as Params of gradients.
+      rate: η.
+
+    Returns:
+      Scalar, nats; at most 0.
+    """
+    return -rate * loss_change(gradient, gradient)
+
+
+def remainder(
+    actual: jax.Array, gradient: chex.ArrayTree, motion: chex.ArrayTree
+) -> jax.Array:
+    """What the first order leaves unexplained of a step.
+
+    R = L(θ + dθ) - L(θ) - Σ ⟨∂L/∂θ, dθ⟩ = O(‖dθ‖²)
+
+    Args:
+      actual: L(θ + dθ) - L(θ), scalar.
+      gradient: pytree of ∂L/∂θ, where the step began.
+      motion: pytree of dθ, alike.
+
+    Returns:
+      Scalar, nats; positive where the loss fell less than promised.
+    """
+    return actual - loss_change(gradient, motion)
+
+
+# --- variants of the head, and what each changes
+
+
+def drop(array: jax.Array, keep: jax.Array, dropout_rate: float) -> jax.Array:
+    """Attention dropout, on whatever it multiplies.
+
+    c ∘ array,  c_ij = keep_ij / (1 - dropout_rate)
+
+    The head looks with c a: g_i = Σ_j c_ij a_ij v_j. So the values' law takes it,
+    ∂L/∂v_j = Σ_i c_ij a_ij u_i, and the scores' law takes a and b̃ = c b:
+    ∂L/∂s_ij = a_ij (b̃_ij - Σ_l a_il b̃_il). Diagnostics always use a, never c a.
+
+    Args:
+      array: a or b (T, S).
+      keep: boolean (T, S), False where attention is dropped.
+      dropout_rate: share that is dropped, in [0, 1).
+
+    Returns:
+      (T, S).
+    """
+    chex.assert_rank([array, keep], 2)
+    chex.assert_equal_shape([array, keep])
+    chex.assert_type(keep, bool)
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"dropout_rate={dropout_rate!r}: allowed: 0 <= rate < 1")
+    return jnp.where(keep, array / (1 - dropout_rate), 0)
+
+
+def layer_norm_gradient(
+    value: jax.Array, gradient: jax.Array, epsilon: float
+) -> jax.Array:
+    """Gradient for values that a LayerNorm without scale and shift is applied to.
+
+    ∂L/∂ṽ_j = J_LN(ṽ_j)ᵀ ∂L/∂v_j = (γ - mean γ - v_j mean(γ ∘ v_j)) / √(var ṽ_j + ε),
+    with γ = ∂L/∂v_j; only the direction of a value can be learned, not its length
+
+    Args:
+      value: ṽ (S, d_v), before the norm.
+      gradient: ∂L/∂v (S, d_v), for the values after it.
+      epsilon: as in `attention.layer_norm`.
+
+    Returns:
+      (S, d_v); rows sum to zero.
+    """
+    chex.assert_rank([value, gradient], 2)
+    chex.assert_equal_shape([value, gradient])
+    centred = value - jnp.mean(value, axis=1, keepdims=True)
+    spread = jnp.sqrt(jnp.mean(centred**2, axis=1, keepdims=True) + epsilon)
+    normed = centred / spread
+    along = normed * jnp.mean(gradient * normed, axis=1, keepdims=True)
+    return (gradient - jnp.mean(gradient, axis=1, keepdims=True) - along) / spread
+
+
+def group_gradient(gradient: jax.Array, num_kv_heads: int) -> jax.Array:
+    """Gradient for key-value heads that several query heads share.
+
+    ∂L/∂k_j^r = Σ_h ∂L/∂k_j^h over the H / H_kv heads h with h // (H / H_kv) = r
+
+    Args:
+      gradient: for each query head's own copy of its keys or values (S, H, d).
+      num_kv_heads: H_kv, a divisor of H.
+
+    Returns:
+      (S, H_kv, d); see `attention.repeat_heads`, whose transpose this is.
+    """
+    chex.assert_rank(gradient, 3)
+    sources, num_heads, depth = gradient.shape
+    chex.assert_is_divisible(num_heads, num_kv_heads)
+    return jnp.sum(gradient.reshape(sources, num_kv_heads, -1, depth), axis=2)
+
+
+def score_bias_gradient(score_gradient: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """Gradient for a bias that was added to the scores.
+
+    ∂L/∂bias_ij = ∂L/∂s_ij, summed over what the bias is shared by
+
+    Args:
+      score_gradient: ∂L/∂s (T, S).
+      shape: of the bias: (T, S), (1, S), (T, 1) or (1, 1).
+
+    Returns:
+      Array of that shape. A bias shared by all sources, (T, 1), changes nothing: 0.
+    """
+    chex.assert_rank(score_gradient, 2)
+    for size, full in zip(shape, score_gradient.shape, strict=True):
+        if size not in (1, full):
+            raise ValueError(
+                f"shape={shape}: allowed: 1 or {full} where it says {size}"
+            )
+    shared = [n for n, size in enumerate(shape) if size < score_gradient.shape[n]]
+    return jnp.sum(score_gradient, axis=tuple(shared), keepdims=True)
+
+
+def residual_gradient(
+    input_gradient: jax.Array, output_gradient: jax.Array
+) -> jax.Array:
+    """Gradient for the inputs of a head with a residual around it, h = x + head(x).
+
+    ∂L/∂x = ∂L/∂x through the head + ∂L/∂h
+
+    The laws inside are unchanged, with u = ∂L/∂h W_Oᵀ.
+
+    Args:
+      input_gradient: through the head (T, d_x), see `input_gradient`.
+      output_gradient: ∂L/∂h (T, d_x).
+
+    Returns:
+      (T, d_x).
+    """
+    chex.assert_rank([input_gradient, output_gradient], 2)
+    chex.assert_equal_shape([input_gradient, output_gradient])
+    return input_gradient + output_gradient
 
 
 # --- one head, all at once

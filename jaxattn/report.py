@@ -190,7 +190,7 @@ def terminal(summary: dict[str, Any]) -> str:
     blocks = [
         f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps,"
         " last evaluation, mean ± half a 95 % interval",
-        _text_table(_main_table(summary)),
+        text_table(_main_table(summary)),
         _floors(summary),
     ]
     if summary["comparisons"]:
@@ -198,7 +198,7 @@ def terminal(summary: dict[str, Any]) -> str:
         blocks += [
             f"Steps to where {baseline} ended (seeds that got there), and speed-up;\n"
             f"medians{_of_medians(summary)}",
-            _text_table(_speed_table(summary)),
+            text_table(_speed_table(summary)),
         ]
     elif summary["baseline"] not in summary["arms"]:
         blocks.append(
@@ -226,7 +226,7 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
         "Mean over seeds ± half a 95 % interval (Student). Losses, KL and entropy in"
         " nats. Held-out: a sequence never trained on; KL, accuracy and entropy are"
         " measured there.",
-        _markdown_table(_main_table(summary)),
+        markdown_table(_main_table(summary)),
         _floors(summary),
     ]
     flags = _flag_lines(summary)
@@ -241,10 +241,10 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
             f" times fewer they are than {baseline}'s own. Medians over seeds"
             f"{_of_medians(summary)}; a seed that never got there counts as slower than"
             " any that did.",
-            _markdown_table(_speed_table(summary)),
+            markdown_table(_speed_table(summary)),
             f"Paired difference to {baseline} at the end, mean over seeds ± half a 95 %"
             " interval.",
-            _markdown_table(_difference_table(summary)),
+            markdown_table(_difference_table(summary)),
         ]
     parts += [f"![{name}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
@@ -253,7 +253,7 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["arm", *_COLUMNS]]
     for arm, entry in summary["arms"].items():
-        rows.append([arm, *(_mean(entry[name]) for name in _COLUMNS.values())])
+        rows.append([arm, *(mean(entry[name]) for name in _COLUMNS.values())])
     return rows
 
 
@@ -262,7 +262,7 @@ def _difference_table(summary: dict[str, Any]) -> list[list[str]]:
     for entry in summary["comparisons"]:
         differences = entry["paired_difference"]
         rows.append(
-            [entry["arm"], *(_mean(differences[m], "+") for m in _COLUMNS.values())]
+            [entry["arm"], *(mean(differences[m], "+") for m in _COLUMNS.values())]
         )
     return rows
 
@@ -294,8 +294,8 @@ def _floors(summary: dict[str, Any]) -> str:
     return (
         f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the chain"
         f" {floors['entropy_rate']:.3f};\n"
-        f"exact Bayes {_mean(floors['bayes_train_nll'])} on the training sequences,"
-        f" {_mean(floors['bayes_heldout_nll'])} held out."
+        f"exact Bayes {mean(floors['bayes_train_nll'])} on the training sequences,"
+        f" {mean(floors['bayes_heldout_nll'])} held out."
     )
 
 
@@ -307,7 +307,8 @@ def _flag_lines(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mean(value: dict[str, Any], sign: str = "") -> str:
+def mean(value: dict[str, Any], sign: str = "") -> str:
+    """An estimate as mean ± half its interval."""
     if value["mean"] is None:
         return "none"
     style = ".3f" if abs(value["mean"]) < 1e4 else ".1e"
@@ -323,7 +324,8 @@ def _of_medians(summary: dict[str, Any]) -> str:
     return " [95 %]"
 
 
-def _text_table(rows: list[list[str]]) -> str:
+def text_table(rows: list[list[str]]) -> str:
+    """Rows of cells as aligned columns, the first row as head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -335,7 +337,9 @@ def _text_table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def _markdown_table(rows: list[list[str]]) -> str:
+def markdown_table(rows: list[list[str]]) -> str:
+    """The same in Markdown."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 

@@ -201,8 +201,13 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
         "eval": result.step.tolist(),
     }
     _write_json(folder / "metrics.json", {"axes": axes, "coordinates": coordinates})
-    _write_json(folder / "config.json", describe(config))
+    write_config(folder, config)
     return load(folder)
+
+
+def write_config(folder: Path, config: ConfigDict) -> None:
+    """Writes config.json."""
+    _write_json(folder / "config.json", describe(config))
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

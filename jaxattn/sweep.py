@@ -103,7 +103,9 @@ def build(config: ConfigDict, *, workers: int) -> Sweep:
     Raises:
       ConfigError: the task drew evidence that its own model calls impossible.
     """
-    problem = _lower(config, workers, lambda _, seed_id: _problem(config, seed_id), ())
+    problem = _lower(
+        config, workers, lambda _, seed_id: draw_problem(config, seed_id), ()
+    )
     problems = _deal(config, workers, problem.compile())(())
     if not np.isfinite(np.max(problems.log_bayes_heldout, axis=-1)).all():
         raise config_lib.ConfigError(
@@ -191,7 +193,8 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
 # --- one seed
 
 
-def _problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
+def draw_problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
+    """The problem of a seed; it depends on nothing else that runs."""
     seed_key, task = _seed_key(config, seed_id), _task(config, seed_id)
     params = attention.init_params(
         stream(seed_key, "init"),
@@ -202,7 +205,7 @@ def _problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
         scale=config.model.init_scale,
         bias=config.model.bias,
     )
-    train = _training_batch(config, seed_id, 0)
+    train = draw_batch(config, seed_id, 0)
     heldout = task.sample(stream(seed_key, "eval"))
     return Problem(
         params, train, heldout, jax.vmap(task.bayes)(train), task.bayes(heldout)
@@ -221,7 +224,7 @@ def _train(
     key = stream(_seed_key(config, seed_id), "dropout")
 
     def step(index: jax.Array, state: schedules.State) -> schedules.State:
-        batch = _training_batch(config, seed_id, index) if config.fresh else train
+        batch = draw_batch(config, seed_id, index) if config.fresh else train
         return schedule.step(state, batch, jax.random.fold_in(key, index))[0]
 
     return jax.lax.fori_loop(begin, end, step, state)
@@ -236,7 +239,7 @@ def _evaluate(
 ) -> dict[str, jax.Array]:
     train, log_bayes_train = problem.train, problem.log_bayes_train
     if config.fresh:  # the sequences last trained on
-        train = _training_batch(config, seed_id, jnp.maximum(step - 1, 0))
+        train = draw_batch(config, seed_id, jnp.maximum(step - 1, 0))
         log_bayes_train = jax.vmap(_task(config, seed_id).bayes)(train)
     on_train = jax.lax.map(
         lambda x: _scores(config, params, *x), (train, log_bayes_train)
@@ -265,7 +268,8 @@ def _scores(
     }
 
 
-def _training_batch(config: ConfigDict, seed_id: jax.Array, step) -> Batch:
+def draw_batch(config: ConfigDict, seed_id: jax.Array, step) -> Batch:
+    """The sequences of a step (batch_size, ...), if they are fresh ones."""
     key = stream(_seed_key(config, seed_id), "data")
     key = jax.random.fold_in(key, step)
     sample = _task(config, seed_id).sample

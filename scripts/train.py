@@ -15,8 +15,8 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from jaxattn import command, figures, report, runs, sweep
 from jaxattn import config as config_lib
-from jaxattn import figures, report, runs, sweep
 
 _CONFIG = flags.DEFINE_string("config", None, "a config file, with :VARIANT behind it")
 _WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-variant]")
@@ -27,13 +27,14 @@ def main(overrides: list[tuple[str, str]]) -> int:
     """Runs; returns the exit code."""
     logging.set_verbosity(logging.WARNING)  # JAX tells which backends it lacks
     try:
-        config = _config(overrides)
+        config = command.read_config(
+            _CONFIG.value, overrides, config_lib.check, "configs/sticky.py"
+        )
         workdir = Path(_WORKDIR.value or Path("results") / config.name)
         with runs.claimed(workdir, config):
             summary = _run(config, workdir)
     except (config_lib.ConfigError, runs.RunError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        command.stop(str(error))
     except KeyboardInterrupt:
         print(
             "\ninterrupted; the same command goes on from the last checkpoint",
@@ -43,19 +44,6 @@ def main(overrides: list[tuple[str, str]]) -> int:
     print(report.terminal(summary))
     print(f"Written to {workdir}: report.md, summary.json, metrics.npz, figures/")
     return 0
-
-
-def _config(overrides: list[tuple[str, str]]) -> ConfigDict:
-    if _CONFIG.value is None:
-        raise config_lib.ConfigError(
-            "config: not given; allowed: a config file, as in"
-            " --config=configs/sticky.py"
-        )
-    config = config_lib.load(_CONFIG.value)
-    for field, text in overrides:
-        config_lib.override(config, field, text)
-    config_lib.check(config)
-    return config
 
 
 def _run(config: ConfigDict, workdir: Path) -> dict:
@@ -122,26 +110,5 @@ def _train(
     return carry
 
 
-def _split(arguments: list[str]) -> list[tuple[str, str]]:
-    """Parses flags; --config.NAME=VALUE (or --config.NAME VALUE) are set aside."""
-    own, overrides = [], []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument.startswith("--config."):
-            name, equals, text = argument.removeprefix("--config.").partition("=")
-            overrides.append((name, text if equals else next(rest, "")))
-        else:
-            own.append(argument)
-    try:
-        extra = flags.FLAGS(own)[1:]
-    except flags.Error as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    if extra:
-        print(f"train.py: unexpected argument {extra[0]!r}", file=sys.stderr)
-        sys.exit(2)
-    return overrides
-
-
 if __name__ == "__main__":
-    app.run(lambda overrides: sys.exit(main(overrides)), flags_parser=_split)
+    app.run(lambda overrides: sys.exit(main(overrides)), flags_parser=command.split)

@@ -1,0 +1,73 @@
+"""What the scripts share of a command line: --config=FILE and --config.NAME=VALUE."""
+
+import sys
+from collections.abc import Callable
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from jaxattn import config as config_lib
+
+
+def read_config(
+    path: str | None,
+    overrides: list[tuple[str, str]],
+    check: Callable[[ConfigDict], None],
+    example: str,
+) -> ConfigDict:
+    """The config that a command line asks for.
+
+    Args:
+      path: a config file, with :VARIANT behind it; None if the flag was left out.
+      overrides: dotted names and values as typed.
+      check: raises ConfigError for a wrong config.
+      example: what could have been given.
+
+    Returns:
+      A config that passes the check.
+
+    Raises:
+      ConfigError: none was given, or it is wrong.
+    """
+    if path is None:
+        raise config_lib.ConfigError(
+            f"config: not given; allowed: a config file, as in --config={example}"
+        )
+    config = config_lib.load(path)
+    for field, text in overrides:
+        config_lib.override(config, field, text)
+    check(config)
+    return config
+
+
+def split(arguments: list[str]) -> list[tuple[str, str]]:
+    """Parses flags; --config.NAME=VALUE (or --config.NAME VALUE) are set aside.
+
+    Args:
+      arguments: sys.argv.
+
+    Returns:
+      The names and values set aside. A wrong flag ends the program with code 2.
+    """
+    own, overrides = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument.startswith("--config."):
+            name, equals, text = argument.removeprefix("--config.").partition("=")
+            overrides.append((name, text if equals else next(rest, "")))
+        else:
+            own.append(argument)
+    try:
+        extra = flags.FLAGS(own)[1:]
+    except flags.Error as error:
+        stop(str(error))
+    if extra:
+        stop(f"unexpected argument {extra[0]!r}")
+    return overrides
+
+
+def stop(message: str) -> None:
+    """Says in one line what is wrong, and ends the program with code 2."""
+    name = sys.argv[0].rpartition("/")[2]
+    print(f"{name}: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,340 @@
+"""The proof that the laws hold: what `scripts/check_gradients.py` runs, and says."""
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxattn import attention, first_order, report, schedules, stats, sweep
+from jaxattn import config as config_lib
+from jaxattn.attention import Params
+from jaxattn.tasks import catalogue
+from jaxattn.tasks.base import Batch
+from jaxattn.witnesses import check
+
+Progress = Callable[[str, int], None]  # what was done, and how much of `work`
+
+_SEQUENCES = {"one sequence": False, "fresh ones": True}  # -> config.fresh
+_THIRDS = 3  # of a run
+
+
+def work(config: ConfigDict) -> int:
+    """How much there is to do, for a progress bar."""
+    slopes = 2 * len(first_order.COORDINATES)
+    shares = len(config.run_arms)
+    return check.passes(config.seeds, _shapes(config)) + slopes + shares
+
+
+def prove(config: ConfigDict, progress: Progress) -> dict[str, Any]:
+    """Checks every law, and how far the first order reaches.
+
+    Args:
+      config: checked, see `config.check_proof`.
+      progress: told of each piece of `work`.
+
+    Returns:
+      The content of summary.json. `holds` says whether all is within its bounds.
+    """
+    started = time.perf_counter()
+    shapes = _shapes(config)
+    found = check.check(
+        config.seeds, config.seed, shapes, lambda done: progress("laws", done)
+    )
+    bounds = check.Bounds(**config.bounds)
+    broken = [fault._asdict() for fault in check.broken(found, bounds)]
+    for fault in broken:
+        fault["shape"] = fault["shape"]._asdict()
+    checked = time.perf_counter()
+    slopes = _slopes(config, lambda: progress("slopes", 1))
+    shares = _shares(config, lambda: progress("shares", 1))
+    steep = all(_within(slope, config.slopes.tolerance) for slope in slopes.values())
+    return {
+        "config": config.name,
+        "seeds": config.seeds,
+        "holds": not broken and steep and min(found.weighed.values()) > 0,
+        "bounds": bounds._asdict(),
+        "shapes": [shape._asdict() for shape in shapes],
+        "laws": {
+            law: {
+                "weighed": found.weighed[law],
+                "errors": _worst(errors),
+            }
+            for law, errors in found.errors.items()
+        },
+        "broken": broken,
+        "slopes": slopes,
+        "slope_tolerance": config.slopes.tolerance,
+        "decades": config.slopes.decades,
+        "shares": shares,
+        "share_steps": _share_steps(config),
+        "wall_seconds": {
+            "laws": checked - started,
+            "first_order": time.perf_counter() - checked,
+        },
+    }
+
+
+def _worst(errors: Any) -> Any:
+    """The largest of each array in nested dicts, whose order is kept."""
+    if isinstance(errors, dict):
+        return {name: _worst(inner) for name, inner in errors.items()}
+    return float(errors.max())
+
+
+def _shapes(config: ConfigDict) -> tuple[check.Shape, ...]:
+    # A stream of its own, beside those of the problems, [seed, number].
+    rng = np.random.default_rng([config.seed, config.seeds, 1])
+    return check.deal_shapes(rng, config.shapes, config.longest, config.widest)
+
+
+def _slopes(config: ConfigDict, progress: Callable[[], None]) -> dict[str, Any]:
+    """Slopes of the remainder, on random heads and on the task's first step."""
+    setting = {"decades": config.slopes.decades, "number": config.slopes.rates}
+
+    def slope(coordinates: Callable, *head) -> jax.Array:
+        return first_order.reach(coordinates(*head), **setting).slope
+
+    def one(name: str, where: str) -> dict[str, Any]:
+        coordinates = first_order.COORDINATES[name]
+        with _exact():
+            if where == "random":
+                keys = jax.random.key(config.seed)
+                keys = jax.random.split(keys, config.slopes.problems)
+                heads = jax.jit(jax.vmap(_random_head))(keys)
+                found = jax.jit(jax.vmap(functools.partial(slope, coordinates)))(*heads)
+            else:
+                *head, mask = _first_head(config)
+                found = jax.jit(lambda *head: slope(coordinates, *head, mask))(*head)[
+                    None
+                ]
+        found = np.nan_to_num(found, nan=np.inf)
+        progress()
+        return {
+            "least": float(np.min(found)),
+            "median": float(np.median(found)),
+            "largest": float(np.max(found)),
+            "n": len(found),
+        }
+
+    cases = list(
+        itertools.product(first_order.COORDINATES, ("random", config.task.name))
+    )
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda case: one(*case), cases)
+        return dict(zip(map(", ".join, cases), found, strict=True))
+
+
+def _random_head(key: jax.Array) -> tuple[Params, jax.Array, jax.Array, jax.Array]:
+    """Params, inputs, targets and mask, all weights and inputs N(0, 1)."""
+    length, d_x, num_classes = 12, 5, 6
+    init, inputs, targets, allowed = jax.random.split(key, 4)
+    params = attention.init_params(
+        init, d_x=d_x, d_k=4, d_v=3, num_classes=num_classes, scale=1, dtype=float
+    )
+    return (
+        params,
+        jax.random.normal(inputs, (length, d_x)),
+        jax.random.randint(targets, (length,), 0, num_classes),
+        jax.random.bernoulli(allowed, 0.7, (length, length)),
+    )
+
+
+def _first_head(config: ConfigDict) -> tuple:
+    """Params, inputs, targets and mask of the task's first seed, as it starts."""
+    problem = _double(sweep.draw_problem(_of_run(config), 0))
+    sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
+    causal = catalogue.TASKS[config.task.name].causal
+    mask = attention.causal_mask(len(sequence.targets)) if causal else None
+    return problem.params, sequence.inputs, sequence.targets, mask
+
+
+def _shares(config: ConfigDict, progress: Callable[[], None]) -> dict[str, Any]:
+    """Share of the actual loss change that the first order promised, by arm."""
+
+    def one(arm: str) -> list[first_order.Traces]:
+        with _exact():
+            follow = jax.jit(functools.partial(_follow, config, arm))
+            seeds = jnp.arange(config.shares.seeds)
+            traces = [
+                jax.device_get(follow(jnp.asarray(fresh), seeds))
+                for fresh in _SEQUENCES.values()
+            ]
+        progress()
+        return traces
+
+    def share(trace: first_order.Trace, first: int, last: int) -> dict[str, Any]:
+        promised, actual = (change[:, first:last].sum(axis=1) for change in trace)
+        return stats.estimate(promised / actual)._asdict()
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(one, config.run_arms))
+    return {
+        f"{arm}, {sequences}": {
+            seen_from: [share(trace, *steps) for steps in _share_steps(config)]
+            for seen_from, trace in traces._asdict().items()
+        }
+        for arm, by_sequences in zip(config.run_arms, found, strict=True)
+        for sequences, traces in zip(_SEQUENCES, by_sequences, strict=True)
+    }
+
+
+def _share_steps(config: ConfigDict) -> list[list[int]]:
+    ends = np.linspace(0, config.shares.steps, _THIRDS + 1).astype(int).tolist()
+    return [list(pair) for pair in itertools.pairwise(ends)]
+
+
+def _follow(
+    config: ConfigDict, arm: str, fresh: jax.Array, seeds: jax.Array
+) -> first_order.Traces:
+    """Short runs of an arm, one seed after another."""
+    run = _of_run(config)
+    causal = catalogue.TASKS[config.task.name].causal
+    gradient = functools.partial(schedules.by_laws, causal=causal)
+    of_arm = config.arms[arm]
+    schedule = schedules.build(
+        config_lib.structure(of_arm), config_lib.rates(of_arm), gradient
+    )
+
+    def one(seed: jax.Array) -> first_order.Traces:
+        problem = _double(sweep.draw_problem(run, seed))
+
+        def sample(step: jax.Array) -> Batch:
+            batch = sweep.draw_batch(run, seed, jnp.where(fresh, step, 0))
+            return _double(jax.tree.map(lambda leaf: leaf[0], batch))
+
+        return first_order.follow(
+            schedule,
+            gradient,
+            problem.params,
+            sample,
+            problem.heldout,
+            steps=config.shares.steps,
+            key=jax.random.key(config.seed),  # no schedule of these draws anything
+        )
+
+    return jax.lax.map(one, seeds)
+
+
+def _of_run(config: ConfigDict) -> ConfigDict:
+    """The config as `sweep` reads it to draw one sequence at a time."""
+    config = config.copy_and_resolve_references()
+    config.batch_size = 1
+    return config
+
+
+@contextlib.contextmanager
+def _exact() -> Iterator[None]:
+    # Settings of a thread.
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        yield
+
+
+def _double(tree):
+    """The same numbers in float64."""
+    return jax.tree.map(
+        lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        tree,
+    )
+
+
+# --- what it says
+
+
+def terminal(summary: dict[str, Any]) -> str:
+    """The proof for a terminal of 80 columns."""
+    bounds = summary["bounds"]
+    blocks = [
+        f"{summary['config']}: worst relative error of each law over"
+        f" {summary['seeds']} problems, shapes {len(summary['shapes'])},\nagainst"
+        " autodiff in float64 and against central differences, the law bare, under\n"
+        f"jit, under vmap, and both. Bounds: {bounds['float64']:.0e} for f64,"
+        f" {bounds['float32']:.0e} for f32, {bounds['difference']:.0e} for\nf64"
+        " against differences",
+        _law_table(summary),
+        "Order of the remainder: slope of log |R| against log rate, over"
+        f" {summary['decades']:g} decades;\n2 ± {summary['slope_tolerance']:g} if the"
+        " first order is right",
+        report.text_table(_slope_rows(summary)),
+        "Share of the actual loss change that the first order promised, by steps;\n"
+        "mean ± half a 95 % interval over seeds. 1: all of it; more: the step fell"
+        " short",
+        report.text_table(_share_rows(summary)),
+        *_verdict(summary),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _law_table(summary: dict[str, Any]) -> str:
+    short = {"float64": "f64", "float32": "f32"}
+    broken = {fault["law"] for fault in summary["broken"]}
+    header = " ".join(f"{name:>5}" for name in check.TRANSFORMATIONS)
+    lines = [
+        f"{'':31} {'autodiff':^23} {'differences':^23}",
+        f"{'law':31} {header} {header}",
+    ]
+    lines.append("-" * len(lines[1]))
+    for law, entry in summary["laws"].items():
+        for precision, errors in entry["errors"].items():
+            name = law + (" !" if law in broken else "")
+            if precision != next(iter(entry["errors"])):
+                name = ""
+            cells = [
+                _digit(errors[transformation][witness])
+                for witness in check.WITNESSES
+                for transformation in check.TRANSFORMATIONS
+            ]
+            lines.append(f"{name:27} {short[precision]} " + " ".join(cells))
+    return "\n".join(lines)
+
+
+def _digit(error: float) -> str:
+    return f"{'0' if error == 0 else f'{error:.0e}':>5}"
+
+
+def _slope_rows(summary: dict[str, Any]) -> list[list[str]]:
+    rows = [["step of descent on", "least", "median", "largest", "problems"]]
+    for name, slope in summary["slopes"].items():
+        sizes = [f"{slope[key]:.4f}" for key in ("least", "median", "largest")]
+        rows.append([name, *sizes, str(slope["n"])])
+    return rows
+
+
+def _share_rows(summary: dict[str, Any]) -> list[list[str]]:
+    steps = [f"{first}-{last}" for first, last in summary["share_steps"]]
+    rows = [["steps on", "loss on", *steps]]
+    for name, by_sequence in summary["shares"].items():
+        for sequence, thirds in by_sequence.items():
+            rows.append([name, sequence, *(report.mean(share) for share in thirds)])
+    return rows
+
+
+def _verdict(summary: dict[str, Any]) -> list[str]:
+    lines = [
+        f"BROKEN {fault['law']}: {fault['error']:.1e} > {fault['bound']:.0e} against"
+        f" {fault['witness']}, {fault['precision']}, {fault['transformation']}; problem"
+        f" {fault['seed']} ({fault['kind']})"
+        for fault in summary["broken"]
+    ]
+    lines += [
+        f"BROKEN order of {name}: slope {slope['least']:.3f} to {slope['largest']:.3f}"
+        for name, slope in summary["slopes"].items()
+        if not _within(slope, summary["slope_tolerance"])
+    ]
+    lines += [
+        f"NOT WEIGHED {law}: its answer is 0 in every problem; more shapes are needed"
+        for law, entry in summary["laws"].items()
+        if entry["weighed"] == 0
+    ]
+    return ["\n".join(lines) if lines else "All laws hold."]
+
+
+def _within(slope: dict[str, Any], tolerance: float) -> bool:
+    return max(abs(slope["least"] - 2), abs(slope["largest"] - 2)) <= tolerance

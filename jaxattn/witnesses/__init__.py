@@ -1,0 +1,1 @@
+"""Every law by three witnesses: by hand, by autodiff, by central difference."""

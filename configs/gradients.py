@@ -18,6 +18,7 @@ VARIANTS = {
         "slopes.problems": 8,
         "shares.seeds": 2,
         "shares.steps": 6,
+        "run_arms": ("sgd",),
         "task.length": 100,
     }
 }

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import jax
 import numpy as np
 import pytest
@@ -13,6 +14,12 @@ from jaxattn.tasks.base import Batch
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# The same examples every time, and no limit on a compiling machine's time. To look for
+# new ones: pytest --hypothesis-profile=search.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -136,3 +136,92 @@ def test_shapes_that_do_not_fit_are_refused():
         attention.forward(params._replace(w_v=params.w_v[:, :-1]), inputs)
     with pytest.raises(AssertionError):
         attention.readout(params, inputs[None])
+
+
+def test_scores_with_a_bias_and_other_sources(x64):
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(4, 3)), rng.normal(size=(6, 3))
+    expected = query @ key.T / 3**0.5
+    for shape in ((4, 6), (1, 6), (4, 1), (1, 1)):
+        bias = rng.normal(size=shape)
+        found = attention.scores(jnp.asarray(query), jnp.asarray(key), bias)
+        np.testing.assert_allclose(found, expected + bias, rtol=1e-13)
+    found = attention.scores(jnp.asarray(query), jnp.asarray(key))
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+    with pytest.raises(AssertionError):
+        attention.scores(jnp.asarray(query), jnp.asarray(key), rng.normal(size=(6, 4)))
+
+
+def test_a_bias_of_minus_infinity_is_a_mask(x64):
+    score = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6)))
+    mask = random_mask(0, 6)[:5]
+    assert not mask.any(axis=1).all()
+    masked = attention.weights(score, mask)
+    ruled_out = attention.weights(jnp.where(mask, score, -jnp.inf))
+    np.testing.assert_array_equal(ruled_out, masked)
+
+    def signal(bias):
+        return jnp.sum(attention.weights(score + bias) ** 2)
+
+    slope = jax.grad(signal)(jnp.where(mask, 0.0, -jnp.inf))
+    assert np.isfinite(slope).all()
+    np.testing.assert_array_equal(np.asarray(slope)[~mask], 0)
+
+
+def test_a_nan_score_is_not_hidden():
+    weight = attention.weights(jnp.array([[0.0, jnp.nan], [0.0, 1.0]]))
+    assert np.isnan(weight[0]).all()
+    assert np.isfinite(weight[1]).all()
+
+
+def test_attention_entropy(x64):
+    weight = jnp.array([[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [0.2, 0.3, 0.5]])
+    expected = [np.log(2), 0, 0, -sum(p * np.log(p) for p in (0.2, 0.3, 0.5))]
+    np.testing.assert_allclose(
+        attention.attention_entropy(weight), expected, rtol=1e-14
+    )
+    slope = jax.grad(lambda a: attention.attention_entropy(a).sum())(weight)
+    np.testing.assert_array_equal(np.asarray(slope)[2], 0)
+    assert slope[3, 0] == pytest.approx(-1 - np.log(0.2))
+
+
+def test_attention_entropy_is_that_of_readout(x64):
+    params, inputs, _ = random_problem(0)
+    mask = random_mask(0, 12)
+    by_blocks = attention.readout(params, inputs, mask).attention_entropy
+    weight = attention.forward(params, inputs, mask).weight
+    np.testing.assert_allclose(
+        attention.attention_entropy(weight), by_blocks, atol=1e-13
+    )
+    # Where nothing is allowed the entropy is 0, and so is its slope.
+    blind = np.zeros((12, 12), bool)
+
+    def entropy(params):
+        return attention.readout(params, inputs, blind).attention_entropy.sum()
+
+    assert entropy(params) == 0
+    for leaf in jax.tree.leaves(jax.grad(entropy)(params)):
+        np.testing.assert_array_equal(leaf, 0)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7])
+def test_layer_norm_is_the_librarys(x64, width):
+    value = jnp.asarray(np.random.default_rng(0).normal(size=(5, width)) * 3 + 2)
+    found = attention.layer_norm(value, 1e-5)
+    np.testing.assert_allclose(
+        found, jax.nn.standardize(value, epsilon=1e-5), atol=1e-12
+    )
+    np.testing.assert_allclose(found.mean(axis=1), 0, atol=1e-12)
+
+
+def test_heads_are_split_and_repeated():
+    side_by_side = jnp.arange(12).reshape(2, 6)
+    heads = attention.split_heads(side_by_side, 3)
+    np.testing.assert_array_equal(heads[0], [[0, 1], [2, 3], [4, 5]])
+    repeated = attention.repeat_heads(heads, 6)
+    for head in range(6):
+        np.testing.assert_array_equal(repeated[:, head], heads[:, head // 2])
+    with pytest.raises(AssertionError):
+        attention.split_heads(side_by_side, 4)
+    with pytest.raises(AssertionError):
+        attention.repeat_heads(heads, 4)

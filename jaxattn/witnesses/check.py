@@ -151,7 +151,7 @@ def check(
     dealt = turn % len(shapes)
     kinds = [KINDS[seed % len(KINDS)] for seed in range(seeds)]
 
-    def one(number: int) -> tuple[dict, dict[str, int]]:
+    def gather_shape(number: int) -> Gathered:
         problems = [
             reference.draw_problem(
                 np.random.default_rng([root, seed]), shapes[number], kinds[seed]
@@ -160,19 +160,21 @@ def check(
         ]
         gathered = gather(problems)
         progress(1)
-        found = {}
-        for precision, transformation in _PASSES:
-            found[precision, transformation] = measure(
-                gathered, precision, transformation
-            )
+        return gathered
+
+    def measure_all(place: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
+        parts = []
+        for gathered in all_gathered:
+            parts.append(measure(gathered, *place))
             progress(1)
-        return found, weighed(gathered)
+        return jax.tree.map(lambda *errors: np.concatenate(errors)[order], *parts)
 
     used = np.unique(dealt)
+    order = np.concatenate([np.flatnonzero(dealt == n) for n in used]).argsort()
     with ThreadPoolExecutor() as pool:
-        found, counts = zip(*pool.map(one, used), strict=True)
-    seed = np.concatenate([np.flatnonzero(dealt == number) for number in used])
-    errors = jax.tree.map(lambda *parts: np.concatenate(parts)[seed.argsort()], *found)
+        all_gathered = list(pool.map(gather_shape, used))
+        errors = dict(zip(_PASSES, pool.map(measure_all, _PASSES), strict=True))
+    counts = map(weighed, all_gathered)
     by_law = {
         law: {
             precision: {t: errors[precision, t][law] for t in TRANSFORMATIONS}

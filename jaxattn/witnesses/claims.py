@@ -346,8 +346,8 @@ LAWS: dict[str, Gradient | Motion] = {
         weight=lambda c, at, dl: at.weight,
     ),
     "prototype_signal": Gradient(
-        lambda c, at, dl: (
-            laws.prototype_signal(at.weight, dl.context) * (_per_use(at) > 0)
+        lambda c, at, dl: jnp.where(
+            _per_use(at) > 0, laws.prototype_signal(at.weight, dl.context), 0
         ),
         "plain",
         push=lambda c, direction: {"value": direction * _per_use(c.plain.at)},

@@ -3,8 +3,8 @@
     python scripts/check_gradients.py --config=configs/gradients.py        # 64 problems
     python scripts/check_gradients.py --config=configs/gradients.py:smoke  # seconds
 
-Expected: "All laws hold."; against autodiff errors of 1e-14 or less in float64 and
-3e-6 or less in float32; slopes of the remainder within 0.003 of 2.
+Expected (results/gradients/report.txt): "All laws hold."; against autodiff errors of at
+most 1e-14 in float64 and 7e-6 in float32; slopes of the remainder within 0.004 of 2.
 """
 
 from ml_collections import ConfigDict
@@ -38,16 +38,16 @@ def get_config(variant: str = "") -> ConfigDict:
         {
             "seeds": 64,  # random problems
             "seed": 0,  # root of every random key
-            "shapes": 3,  # of the problems; each is compiled once
+            "shapes": 2,  # of the problems; each is compiled once
             "longest": 16,  # most queries and sources
             "widest": 8,
             # Largest relative errors: of a law in float64 and in float32 against
             # autodiff, and of a law in float64 against central differences.
             "bounds": {"float64": 1e-12, "float32": 1e-5, "difference": 1e-6},
             # The remainder of a step of descent against its rate.
-            "slopes": {"problems": 64, "decades": 5, "rates": 21, "tolerance": 0.05},
+            "slopes": {"problems": 64, "decades": 5, "rates": 11, "tolerance": 0.05},
             # Real steps in a short run, each arm on one sequence and on fresh ones.
-            "shares": {"seeds": 8, "steps": 60},
+            "shares": {"seeds": 8, "steps": 30},
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {
                 "name": "sticky",

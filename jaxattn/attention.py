@@ -175,8 +175,9 @@ def attention_entropy(weight: jax.Array) -> jax.Array:
       finite too: taken as 0 for a weight that is exactly 0.
     """
     chex.assert_rank(weight, 2)
-    used = weight > 0
-    return -jnp.sum(jnp.where(used, weight * jnp.log(jnp.where(used, weight, 1)), 0), 1)
+    unused = weight == 0  # a NaN is neither, and shows
+    term = -weight * jnp.log(jnp.where(unused, 1, weight))
+    return jnp.sum(jnp.where(unused, 0, term), axis=1)
 
 
 def layer_norm(value: jax.Array, epsilon: float) -> jax.Array:

@@ -103,8 +103,8 @@ PROOF_FIELDS: dict[str, Rule] = {
     "seeds": _whole(1, 100_000),
     "seed": FIELDS["seed"],
     "shapes": _whole(1, 1000),
-    "longest": _whole(1, 1000),
-    "widest": _whole(1, 1000),
+    "longest": _whole(3, 1000),
+    "widest": _whole(3, 1000),
     "bounds.float64": _number(0, 1),
     "bounds.float32": _number(0, 1),
     "bounds.difference": _number(0, 1),
@@ -285,7 +285,8 @@ def _arm_rules(schedule: str) -> dict[str, Rule]:
 
 def _overridable(config: ConfigDict) -> dict[str, Rule]:
     """The fields that a command line may set; `name` follows from the file."""
-    known = PROOF_FIELDS | FIELDS
+    # A field that only a proof has tells one.
+    known = PROOF_FIELDS if "bounds" in config else FIELDS
     rules = {field: known[field] for field in flatten(config) if field in known}
     for name, arm in config.get("arms", {}).items():
         if isinstance(arm, ConfigDict):

@@ -25,7 +25,7 @@ class Descent(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How the remainder of a step of gradient descent grows with its rate."""
+    """How the remainder of a step grows with its rate."""
 
     rate: jax.Array  # η (K,)
     remainder: jax.Array  # R(η) (K,), nats
@@ -108,23 +108,26 @@ COORDINATES = {
 }
 
 
-def reach(descent: Descent, *, decades: float, number: int) -> Reach:
-    """Fits the order of the remainder of a step of gradient descent.
+def reach(
+    descent: Descent, motion: chex.ArrayTree, *, decades: float, number: int
+) -> Reach:
+    """Fits the order of the remainder of a step.
 
-    R(η) = L(θ - η ∂L/∂θ) - L(θ) + η ‖∂L/∂θ‖², fitted as log |R| = slope log η + const
+    R(η) = L(θ + η d) - L(θ) - η ⟨∂L/∂θ, d⟩, fitted as log |R| = slope log η + const
 
     The largest rate is where the third or fourth order, by autodiff, is 2 % of the
     second.
 
     Args:
       descent: see `COORDINATES`. In float32 rounding hides small remainders.
+      motion: d; gradient descent is -∂L/∂θ. Along it alone a gradient that lacks some
+        directions altogether would pass: try a random one too.
       decades: of rates, downwards from the largest.
       number: how many rates, at least 2.
 
     Returns:
-      Reach; the slope is NaN if the loss is linear, or constant, along the gradient.
+      Reach; the slope is NaN if the loss is linear, or constant, along the motion.
     """
-    motion = jax.tree.map(jnp.negative, descent.gradient)
 
     def step(rate: jax.Array) -> chex.ArrayTree:
         return jax.tree.map(lambda d: rate * d, motion)
@@ -132,13 +135,13 @@ def reach(descent: Descent, *, decades: float, number: int) -> Reach:
     def along(rate: jax.Array) -> jax.Array:
         return descent.actual(step(rate))
 
-    coefficients = []  # of η, η², ...
-    function, factorial = along, 1
-    for order in range(1, 5):
-        function, factorial = _derivative(function), factorial * order
-        zero = jnp.zeros((), jax.tree.leaves(motion)[0].dtype)
-        coefficients.append(jnp.abs(function(zero)) / factorial)
-    _, second, third, fourth = coefficients
+    function = _tuple(along)
+    for _ in range(4):
+        function = _with_derivative(function)
+    derivatives = function(jnp.zeros((), jax.tree.leaves(motion)[0].dtype))
+    second, third, fourth = (
+        jnp.abs(derivatives[order]) / math.factorial(order) for order in (2, 3, 4)
+    )
     largest = jnp.minimum(
         _HIGHER_ORDERS * second / third, jnp.sqrt(_HIGHER_ORDERS * second / fourth)
     )
@@ -220,5 +223,15 @@ def _loss_change(
     return jnp.mean(jnp.log1p(grown) - of_target)
 
 
-def _derivative(function: Callable) -> Callable:
-    return lambda x: jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
+def _tuple(function: Callable) -> Callable:
+    return lambda x: (function(x),)
+
+
+def _with_derivative(function: Callable) -> Callable:
+    """A function's values f, f', ... and the derivative of the last of them."""
+
+    def further(x: jax.Array) -> tuple:
+        values, slopes = jax.jvp(function, (x,), (jnp.ones_like(x),))
+        return *values, slopes[-1]
+
+    return further

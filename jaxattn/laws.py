@@ -9,8 +9,7 @@ The laws are local: any head of any layer obeys them, with u = ∂L/∂(its outp
 heads are a `vmap`, each with its own slice of u (`attention.split_heads`). A mask, a
 score bias, or a row that may look nowhere are in the weight already.
 
-Sources: arXiv 2512.22473 ("the paper"), section 2 for the gradients and section 3 for
-the motion; `scripts/check_gradients.py` is the proof.
+The paper is arXiv 2512.22473; `scripts/check_gradients.py` is the proof.
 """
 
 import math
@@ -38,6 +37,8 @@ def logit_gradient(
 
     Returns:
       δ (T, C); rows sum to zero. Positive where a class is predicted too strongly.
+
+    Source: softmax and cross-entropy; the paper's p - onehot(y).
     """
     chex.assert_rank([logit, target], [2, 1])
     chex.assert_equal_shape_prefix([logit, target], 1)
@@ -56,6 +57,8 @@ def upstream_gradient(logit_gradient: jax.Array, w_o: jax.Array) -> jax.Array:
 
     Returns:
       u (T, d_v); the context would move along -u.
+
+    Source: the paper, upstream gradient u.
     """
     chex.assert_rank([logit_gradient, w_o], 2)
     return logit_gradient @ w_o.T
@@ -72,6 +75,8 @@ def compatibility(upstream: jax.Array, value: jax.Array) -> jax.Array:
 
     Returns:
       b (T, S); negative where more of source j would lower the loss of query i.
+
+    Source: the paper, compatibility b.
     """
     chex.assert_rank([upstream, value], 2)
     return upstream @ value.T
@@ -88,6 +93,8 @@ def expected_compatibility(upstream: jax.Array, context: jax.Array) -> jax.Array
 
     Returns:
       (T,); the change of loss if query i looked harder everywhere it looks.
+
+    Source: the paper, E_α[b]; arXiv 2205.14135, appendix B, for the dot product.
     """
     chex.assert_rank([upstream, context], 2)
     chex.assert_equal_shape([upstream, context])
@@ -105,6 +112,8 @@ def advantage(weight: jax.Array, compatibility: jax.Array) -> jax.Array:
 
     Returns:
       A (T, S); positive where looking more at j lowers the loss. Σ_j a_ij A_ij = 0.
+
+    Source: the paper, advantage-based routing law.
     """
     chex.assert_rank([weight, compatibility], 2)
     chex.assert_equal_shape([weight, compatibility])
@@ -126,6 +135,8 @@ def score_gradient(weight: jax.Array, advantage: jax.Array) -> jax.Array:
 
     Returns:
       (T, S); rows sum to zero, since sources compete. Descent raises s_ij where A > 0.
+
+    Source: the paper, advantage-based routing law.
     """
     chex.assert_rank([weight, advantage], 2)
     chex.assert_equal_shape([weight, advantage])
@@ -143,6 +154,8 @@ def value_gradient(weight: jax.Array, upstream: jax.Array) -> jax.Array:
 
     Returns:
       (S, d_v).
+
+    Source: the paper, responsibility-weighted value update.
     """
     chex.assert_rank([weight, upstream], 2)
     return weight.T @ upstream
@@ -159,6 +172,8 @@ def query_gradient(score_gradient: jax.Array, key: jax.Array) -> jax.Array:
 
     Returns:
       (T, d_k).
+
+    Source: the paper, chain rule of s = q·k / √d_k.
     """
     chex.assert_rank([score_gradient, key], 2)
     return score_gradient @ key / math.sqrt(key.shape[1])
@@ -175,6 +190,8 @@ def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
 
     Returns:
       (S, d_k).
+
+    Source: the paper, chain rule of s = q·k / √d_k.
     """
     chex.assert_rank([score_gradient, query], 2)
     return score_gradient.T @ query / math.sqrt(query.shape[1])
@@ -191,6 +208,8 @@ def projection_gradient(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
 
     Returns:
       (d_in, d_out).
+
+    Source: chain rule of a linear map.
     """
     chex.assert_rank([inputs, gradient], 2)
     chex.assert_equal_shape_prefix([inputs, gradient], 1)
@@ -207,6 +226,8 @@ def output_bias_gradient(logit_gradient: jax.Array) -> jax.Array:
 
     Returns:
       (C,); sums to zero.
+
+    Source: chain rule of a sum.
     """
     chex.assert_rank(logit_gradient, 2)
     return jnp.sum(logit_gradient, axis=0)
@@ -230,6 +251,8 @@ def input_gradient(
 
     Returns:
       (T, d_x); this is the u of the layer below.
+
+    Source: chain rule of q, k and v.
     """
     chex.assert_rank([query_gradient, key_gradient, value_gradient], 2)
     chex.assert_equal_shape([query_gradient, key_gradient])
@@ -250,6 +273,8 @@ def column_usage(weight: jax.Array) -> jax.Array:
 
     Returns:
       N (S,).
+
+    Source: the paper, EM reading: mass of a component.
     """
     chex.assert_rank(weight, 2)
     return jnp.sum(weight, axis=0)
@@ -267,6 +292,8 @@ def prototype_signal(weight: jax.Array, upstream: jax.Array) -> jax.Array:
     Returns:
       ū (S, d_v). A source that no query uses (N_j = 0) has no mean: it is given 0, so
       that N_j ū_j is its gradient, also 0.
+
+    Source: the paper, EM reading: responsibility-weighted mean.
     """
     usage = column_usage(weight)[:, None]
     return value_gradient(weight, upstream) / jnp.where(usage > 0, usage, 1)
@@ -282,6 +309,8 @@ def overlap_kernel(weight: jax.Array) -> jax.Array:
 
     Returns:
       K (T, T), positive semidefinite; each row sums to Σ_j a_ij N_j.
+
+    Source: the paper, first-order change of the context under a value step.
     """
     chex.assert_rank(weight, 2)
     return weight @ weight.T
@@ -304,6 +333,8 @@ def score_motion(
 
     Returns:
       ds (T, S); rows sum to zero.
+
+    Source: the paper, advantage-based routing law, as a step.
     """
     return -rate * score_gradient(weight, advantage)
 
@@ -319,6 +350,8 @@ def weight_motion(weight: jax.Array, score_motion: jax.Array) -> jax.Array:
 
     Returns:
       da (T, S), to first order; rows sum to zero.
+
+    Source: Jacobian of the softmax.
     """
     chex.assert_rank([weight, score_motion], 2)
     chex.assert_equal_shape([weight, score_motion])
@@ -340,6 +373,8 @@ def value_motion(
 
     Returns:
       dv (S, d_v).
+
+    Source: the paper, responsibility-weighted value update.
     """
     return -rate * value_gradient(weight, upstream)
 
@@ -349,8 +384,8 @@ def compatibility_motion(upstream: jax.Array, value_motion: jax.Array) -> jax.Ar
 
     db_ij = u_i · dv_j = -η Σ_r a_rj u_i·u_r, the second for free values
 
-    Queries that use j pull v_j their way, which lowers b_ij and so raises A_ij for all
-    queries whose u agrees with theirs.
+    Queries that use j pull v_j their way: b_ij falls for those whose u agrees with
+    theirs, and A_ij rises where it falls by more than the query's mean, Σ_l a_il db_il.
 
     Args:
       upstream: u (T, d_v), held.
@@ -358,6 +393,8 @@ def compatibility_motion(upstream: jax.Array, value_motion: jax.Array) -> jax.Ar
 
     Returns:
       db (T, S).
+
+    Source: the paper, feedback of routing and content.
     """
     return compatibility(upstream, value_motion)
 
@@ -372,7 +409,9 @@ def routing_motion(weight_motion: jax.Array, value: jax.Array) -> jax.Array:
       value: v (S, d_v).
 
     Returns:
-      (T, d_v), to first order.
+      dg (T, d_v), to first order; contexts are in the units of the values.
+
+    Source: product rule of g = a v.
     """
     chex.assert_rank([weight_motion, value], 2)
     return weight_motion @ value
@@ -389,6 +428,8 @@ def content_motion(weight: jax.Array, value_motion: jax.Array) -> jax.Array:
 
     Returns:
       (T, d_v), exact for a step of the values alone.
+
+    Source: product rule of g = a v.
     """
     chex.assert_rank([weight, value_motion], 2)
     return weight @ value_motion
@@ -411,7 +452,9 @@ def context_motion(
       value_motion: dv (S, d_v).
 
     Returns:
-      (T, d_v), to first order.
+      dg (T, d_v), to first order; contexts are in the units of the values.
+
+    Source: product rule of g = a v.
     """
     routing = routing_motion(weight_motion, value)
     return routing + content_motion(weight, value_motion)
@@ -428,6 +471,8 @@ def loss_change(gradient: chex.ArrayTree, motion: chex.ArrayTree) -> jax.Array:
 
     Returns:
       Scalar, nats; negative where the loss should fall.
+
+    Source: Taylor's theorem, first order.
     """
     chex.assert_trees_all_equal_shapes(gradient, motion)
     products = jax.tree.map(jnp.vdot, gradient, motion)
@@ -448,6 +493,8 @@ def descent_loss_change(
 
     Returns:
       Scalar, nats; at most 0.
+
+    Source: Taylor's theorem, first order, with dθ = -η ∂L/∂θ.
     """
     return -rate * loss_change(gradient, gradient)
 
@@ -466,6 +513,8 @@ def remainder(
 
     Returns:
       Scalar, nats; positive where the loss fell less than promised.
+
+    Source: Taylor's theorem, first order.
     """
     return actual - loss_change(gradient, motion)
 
@@ -485,10 +534,12 @@ def drop(array: jax.Array, keep: jax.Array, dropout_rate: float) -> jax.Array:
     Args:
       array: a or b (T, S).
       keep: boolean (T, S), False where attention is dropped.
-      dropout_rate: share that is dropped, in [0, 1).
+      dropout_rate: share that is dropped, in [0, 1); not traced.
 
     Returns:
       (T, S).
+
+    Source: Srivastava et al. 2014, JMLR 15, inverted, on attention weights.
     """
     chex.assert_rank([array, keep], 2)
     chex.assert_equal_shape([array, keep])
@@ -513,6 +564,8 @@ def layer_norm_gradient(
 
     Returns:
       (S, d_v); rows sum to zero.
+
+    Source: arXiv 1607.06450, without gain and bias.
     """
     chex.assert_rank([value, gradient], 2)
     chex.assert_equal_shape([value, gradient])
@@ -534,6 +587,8 @@ def group_gradient(gradient: jax.Array, num_kv_heads: int) -> jax.Array:
 
     Returns:
       (S, H_kv, d); see `attention.repeat_heads`, whose transpose this is.
+
+    Source: arXiv 2305.13245, grouped-query attention.
     """
     chex.assert_rank(gradient, 3)
     sources, num_heads, depth = gradient.shape
@@ -552,6 +607,8 @@ def score_bias_gradient(score_gradient: jax.Array, shape: tuple[int, int]) -> ja
 
     Returns:
       Array of that shape. A bias shared by all sources, (T, 1), changes nothing: 0.
+
+    Source: chain rule of a sum that is broadcast.
     """
     chex.assert_rank(score_gradient, 2)
     for size, full in zip(shape, score_gradient.shape, strict=True):
@@ -578,6 +635,8 @@ def residual_gradient(
 
     Returns:
       (T, d_x).
+
+    Source: arXiv 1512.03385, identity shortcut.
     """
     chex.assert_rank([input_gradient, output_gradient], 2)
     chex.assert_equal_shape([input_gradient, output_gradient])

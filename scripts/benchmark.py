@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import app, flags, logging
 
-from jaxattn import attention, report, schedules, stats, sweep
+from jaxattn import attention, command, report, schedules, stats, sweep
 from jaxattn import config as config_lib
 from jaxattn.tasks.base import Batch
 
@@ -29,10 +29,15 @@ _JSON = flags.DEFINE_string("json", None, "also write the numbers to this file")
 Timing = dict[str, list[float]]  # what -> seconds of each repeat
 
 
-def main(_) -> int:
+def main(overrides: list[tuple[str, str]]) -> int:
     """Runs; returns the exit code."""
     logging.set_verbosity(logging.WARNING)
-    config = config_lib.load("configs/sticky.py")
+    if overrides:
+        command.stop(f"unexpected argument '--config.{overrides[0][0]}'")
+    path = Path(_JSON.value) if _JSON.value else None
+    if path and not path.parent.is_dir():
+        command.stop(f"json={str(path)!r}: no such folder; allowed: a file in one")
+    config = config_lib.load(str(Path(__file__).parents[1] / "configs" / "sticky.py"))
     config.task.length = _LENGTH.value
     problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
@@ -67,8 +72,8 @@ def main(_) -> int:
         "rows": {name: _ratio(timing) for name, timing in found.items()},
     }
     print(_table(summary))
-    if _JSON.value:
-        Path(_JSON.value).write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    if path:
+        path.write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
     return 0
 
 
@@ -107,14 +112,17 @@ def _cores() -> list[int]:
 def _pinned(core: int) -> Iterator[None]:
     """Holds every thread of this process, XLA's too, on one core."""
     before = os.sched_getaffinity(0)
-    threads = [int(thread) for thread in os.listdir("/proc/self/task")]
     try:
-        for thread in threads:
-            os.sched_setaffinity(thread, {core})
+        _hold({core})
         yield
     finally:
-        for thread in threads:
-            os.sched_setaffinity(thread, before)
+        _hold(before)
+
+
+def _hold(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _ratio(timing: Timing) -> dict:
@@ -146,4 +154,4 @@ def _table(summary: dict) -> str:
 
 
 if __name__ == "__main__":
-    app.run(lambda argv: sys.exit(main(argv)))
+    app.run(lambda overrides: sys.exit(main(overrides)), flags_parser=command.split)

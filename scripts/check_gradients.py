@@ -35,6 +35,8 @@ def main(overrides: list[tuple[str, str]]) -> int:
                 bar.update(done)
 
             summary = proof.prove(config, progress)
+            bar.close()
+            print(proof.terminal(summary))
             with runs.staged(workdir) as stage:
                 runs.write_config(stage, config)
                 (stage / "report.txt").write_text(proof.terminal(summary), "utf-8")
@@ -44,7 +46,6 @@ def main(overrides: list[tuple[str, str]]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; nothing was written", file=sys.stderr)
         return 130
-    print(proof.terminal(summary))
     print(f"Written to {workdir}: summary.json, report.txt, config.json")
     return 0 if summary["holds"] else 1
 

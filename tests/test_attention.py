@@ -183,6 +183,9 @@ def test_attention_entropy(x64):
     slope = jax.grad(lambda a: attention.attention_entropy(a).sum())(weight)
     np.testing.assert_array_equal(np.asarray(slope)[2], 0)
     assert slope[3, 0] == pytest.approx(-1 - np.log(0.2))
+    assert not np.signbit(attention.attention_entropy(weight)[:3]).any()
+    hidden = attention.attention_entropy(jnp.array([[0, jnp.nan], [0.5, 0.5]]))
+    np.testing.assert_array_equal(np.isnan(hidden), [True, False])
 
 
 def test_attention_entropy_is_that_of_readout(x64):

@@ -1,14 +1,17 @@
 """The real command, and what it says."""
 
+import copy
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from jaxattn import config as config_lib
-from jaxattn import proof
+from jaxattn import first_order, laws, proof, runs
+from jaxattn.witnesses import check
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "--config=configs/gradients.py:smoke"
@@ -77,23 +80,104 @@ def test_the_table_and_the_json_say_the_same(broken_run):
         assert all(0.9 < third["mean"] < 1.1 and third["n"] == 2 for third in own)
 
 
-@pytest.mark.slow
-def test_a_summary_that_holds_says_so(broken_run):
-    _, workdir = broken_run
-    summary = json.loads((workdir / "summary.json").read_text())
-    summary["broken"] = []
-    assert proof.terminal(summary).endswith("All laws hold.\n")
+@pytest.fixture
+def summary():
+    """Two laws and one slope, as a run writes them."""
+
+    def error(value):
+        return {"autodiff": value, "difference": value}
+
+    errors = {
+        precision: {t: error(1e-16) for t in ("bare", "jit", "vmap", "both")}
+        for precision in ("float64", "float32")
+    }
+    law = {"weighed": 8, "errors": errors}
+    estimate = {"mean": 1.0, "std": 0.1, "ci95": [0.9, 1.1], "n": 8}
+    return {
+        "config": "gradients",
+        "seeds": 8,
+        "bounds": {"float64": 1e-12, "float32": 1e-5, "difference": 1e-6},
+        "shapes": [{}],
+        "laws": {"advantage": law, "scores": copy.deepcopy(law)},
+        "broken": [],
+        "slopes": {
+            "values, sticky": {"least": 2.0, "median": 2.0, "largest": 2.0, "n": 1}
+        },
+        "slope_tolerance": 0.05,
+        "decades": 5,
+        "shares": {"sgd, one sequence": {"own": [estimate] * 3}},
+        "share_steps": [[0, 2], [2, 4], [4, 6]],
+    }
+
+
+def test_a_summary_that_holds_says_so(summary):
+    said = proof.terminal(summary)
+    assert said.endswith("All laws hold.\n")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_what_does_not_hold_is_named(summary):
     summary["laws"]["advantage"]["weighed"] = 0
-    assert "NOT WEIGHED advantage" in proof.terminal(summary)
     summary["slopes"]["values, sticky"]["least"] = 1.5
-    assert "BROKEN order of values, sticky: slope 1.500" in proof.terminal(summary)
+    summary["laws"]["scores"]["errors"]["float32"]["jit"]["autodiff"] = None
+    fault = {"law": "scores", "precision": "float32", "witness": "autodiff"}
+    fault |= {"bound": 1e-5, "seed": 5, "kind": "one-hot", "shape": {}}
+    summary["broken"] = [
+        fault | {"transformation": "bare", "error": 0.5},
+        fault | {"transformation": "jit", "error": None},
+    ]
+    said = proof.terminal(summary)
+    assert "All laws hold" not in said
+    assert (
+        "BROKEN scores: inf > 1e-05 against autodiff,\n  f32, jit, in problem 5" in said
+    )
+    assert "BROKEN order of values, sticky: slope 1.5000 to 2.0000" in said
+    assert "NOT WEIGHED advantage" in said
+    assert "\nscores                     !f64" in said
+    assert max(map(len, said.splitlines())) <= 80
+    summary["slopes"]["values, sticky"] |= {"least": None, "largest": None}
+    assert "slope none to none" in proof.terminal(summary)
+
+
+@pytest.mark.slow
+def test_a_nan_reaches_the_summary_and_the_disk(monkeypatch, tmp_path):
+    """The failure that it is all for must not end in a traceback."""
+    right = laws.value_gradient
+    monkeypatch.setattr(
+        laws, "value_gradient", lambda a, u: right(a, u).at[0, 0].set(jnp.nan)
+    )
+    monkeypatch.setattr(check, "_PASSES", (("float64", "jit"),))
+    monkeypatch.setattr(check, "TRANSFORMATIONS", ("jit",))
+    monkeypatch.setattr(check, "PRECISIONS", {"float64": jnp.float64})
+    monkeypatch.setattr(first_order, "COORDINATES", {"values": first_order.free_values})
+    config = config_lib.load(str(ROOT / "configs/gradients.py:smoke"))
+    config.slopes.problems = 1
+    summary = proof.prove(config, lambda what, done: None)
+    assert summary["holds"] is False
+    said = proof.terminal(summary)
+    assert "BROKEN value_gradient: inf" in said
+    assert "BROKEN order of values, random: slope none to none" in said
+    runs.write_summary(tmp_path, summary)
+    errors = json.loads((tmp_path / "summary.json").read_text())["laws"]
+    assert errors["value_gradient"]["errors"]["float64"]["jit"]["autodiff"] is None
+
+
+def test_the_reference_run_is_of_the_config():
+    folder = ROOT / "results" / "gradients"
+    config = config_lib.load(str(ROOT / "configs" / "gradients.py"))
+    held = json.loads((folder / "config.json").read_text())["config"]
+    assert held == json.loads(json.dumps(config.to_dict()))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["holds"] is True
+    assert proof.terminal(summary) == (folder / "report.txt").read_text()
 
 
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
         ("--config.bounds.float32=-1", "a number from 0 to 1"),
-        ("--config.seeds=0", "a whole number from 1"),
+        ("--config.seeds=abc", "a whole number from 1 to 100000"),
+        ("--config.longest=2", "a whole number from 3"),
         ("--config.run_arms=lion", "unknown arm 'lion'"),
         ("--config.slopes.decades=3", "a number from 4 to 12"),
         ("--config.shape=3", "did you mean 'shapes'?"),

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from jaxattn import attention, laws
 
 # Shapes are few, so that little is compiled; numbers are hypothesis's own.
-LENGTHS = st.sampled_from([1, 2, 5])
+LENGTHS = st.sampled_from([1, 4])
 SIZES = st.sampled_from([1.0, 1e-6, 1e4])
 
 
@@ -114,15 +114,17 @@ def test_permuting_sources_permutes_the_laws(head, random):
     random.shuffle(order)
     found = laws_of(*head)
     moved = laws_of(score[:, order], mask[:, order], value[order], upstream)
-    scale = size(head) + np.abs(upstream).max() + 1
-    by_column = ("weight", "compatibility", "advantage", "score_gradient")
-    for name in by_column:
+    largest = np.abs(upstream).max() + 1e-300
+    scales = dict.fromkeys(("compatibility", "advantage", "score_gradient"), size(head))
+    scales |= dict.fromkeys(("value_gradient", "prototype"), 5 * largest)
+    scales |= dict.fromkeys(("weight", "usage"), 5.0)
+    for name, scale in scales.items():
+        by_source = name in ("value_gradient", "prototype", "usage")
+        expected = found[name][order] if by_source else found[name][:, order]
         np.testing.assert_allclose(
-            moved[name], found[name][:, order], atol=1e-13 * scale
+            moved[name], expected, rtol=0, atol=1e-14 * scale, err_msg=name
         )
-    for name in ("value_gradient", "usage", "prototype"):
-        np.testing.assert_allclose(moved[name], found[name][order], atol=1e-13 * scale)
-    np.testing.assert_allclose(moved["kernel"], found["kernel"], atol=1e-13)
+    np.testing.assert_allclose(moved["kernel"], found["kernel"], rtol=0, atol=1e-14)
 
 
 @given(heads(), hnp.arrays(np.float64, 5, elements=st.integers(-1000, 1000)))

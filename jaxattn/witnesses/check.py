@@ -21,7 +21,8 @@ TRANSFORMATIONS = ("bare", "jit", "vmap", "both")
 WITNESSES = ("autodiff", "difference")
 _PASSES = tuple(itertools.product(PRECISIONS, TRANSFORMATIONS))
 
-# Terms may cancel to this share of their size before more rounding is allowed for.
+# What terms leave when they cancel to less than this share of their size is rounding in
+# float32: it must be small next to them, and the problem is no test of the law.
 _CANCELLATION = 0.01
 # Central differences at h = 0.1 * 4^-k of a point's own size: from where scores of size
 # 1 need it to where scores of size 1e4 do.
@@ -43,7 +44,7 @@ class Check(NamedTuple):
 
     # law -> precision -> transformation -> witness -> error (seeds,)
     errors: dict[str, dict[str, dict[str, dict[str, np.ndarray]]]]
-    weighed: dict[str, int]  # law -> problems where it has something to say
+    weighed: dict[str, np.ndarray]  # law -> whether a problem tests it (seeds,)
     shapes: tuple[Shape, ...]  # of each seed
     kinds: tuple[str, ...]  # of each seed
 
@@ -67,6 +68,7 @@ class Evidence(NamedTuple):
 
     truth: chex.ArrayTree  # autodiff's
     terms: chex.ArrayTree  # size of what is summed in it
+    conditioning: jax.Array  # how many times its bound the law may be off
     probe: chex.ArrayTree  # ⟨probe, claim⟩ is a slope along a line
     scale: chex.ArrayTree  # typical size of the probe, leaf by leaf
     along_line: jax.Array  # the outcome there, at + and - the steps (2, K)
@@ -99,10 +101,11 @@ def deal_shapes(
 
     Args:
       rng: source of randomness.
-      number: how many; the first has room for every law (at least 3 of everything, and
-        2 groups of 2 heads), the second is all ones, the others are as they come.
-      longest: most queries and sources.
-      widest: the largest of any width.
+      number: how many. The first has room for every law: at least 3 of everything, 2
+        groups of 2 heads, and fewer classes than a value is wide. The second is all
+        ones, with more. The others are as they come.
+      longest: most queries and sources, at least 3.
+      widest: the largest of any width, at least 3.
 
     Returns:
       Shapes.
@@ -112,15 +115,16 @@ def deal_shapes(
         return int(np.floor(np.exp(rng.uniform(0, np.log(largest + 1)))))
 
     def draw(least: int) -> Shape:
-        lengths = [up_to(longest) for _ in range(2)]
-        widths = [up_to(widest) for _ in range(4)]
-        sizes = [max(size, least) for size in (*lengths, *widths)]
-        num_kv_heads = max(up_to(3), min(least, 2))
-        sizes += [num_kv_heads * max(up_to(3), min(least, 2)), num_kv_heads]
-        return Shape(*sizes)._replace(num_classes=max(2, sizes[5]))
+        queries, sources = (max(least, up_to(longest)) for _ in range(2))
+        d_x, d_k, d_v, num_classes = (max(least, up_to(widest)) for _ in range(4))
+        num_kv_heads, group = (max(min(least, 2), up_to(3)) for _ in range(2))
+        widths = d_x, d_k, d_v, max(num_classes, 2)
+        return Shape(queries, sources, *widths, num_kv_heads * group, num_kv_heads)
 
+    roomy = draw(3)
+    roomy = roomy._replace(num_classes=int(rng.integers(2, roomy.d_v)))
     ones = Shape(*[1] * len(Shape._fields))._replace(num_classes=2)
-    shapes = [draw(3), ones, *(draw(1) for _ in range(number - 2))][:number]
+    shapes = [roomy, ones, *(draw(1) for _ in range(number - 2))][:number]
     return tuple(shapes)
 
 
@@ -132,10 +136,13 @@ def check(
 ) -> Check:
     """Checks every law on random problems, three ways, in every precision.
 
-    An error is the norm of a difference, relative to the norm of autodiff's answer in
-    float64; or, if that is larger, to a hundredth of the terms that cancel in it, since
-    no arithmetic could do better. A law in float32 is given arguments rounded to it. A
-    claim that is not finite has error inf.
+    An error is the norm of a difference relative to the norm of autodiff's answer in
+    float64, for each array of the answer, and the worst of them. Where an answer is
+    what terms a hundred times its size leave when they cancel, it is relative to a
+    hundredth of these, and the problem does not count as a test of the law. Errors of
+    a law that makes weights of scores are divided by the largest score, see
+    `claims.conditioning`. A law in float32 is given arguments rounded to it. A claim
+    that is not finite, or of another shape or type, has error inf.
 
     Args:
       seeds: how many problems, dealt to the shapes and to `KINDS` in turn.
@@ -146,10 +153,7 @@ def check(
     Returns:
       Check.
     """
-    # Along the diagonals, so that every shape sees every kind.
-    turn = np.arange(seeds) + np.arange(seeds) // len(KINDS)
-    dealt = turn % len(shapes)
-    kinds = [KINDS[seed % len(KINDS)] for seed in range(seeds)]
+    dealt, kinds = _deal(seeds, len(shapes))
 
     def gather_shape(number: int) -> Gathered:
         problems = [
@@ -174,7 +178,9 @@ def check(
     with ThreadPoolExecutor() as pool:
         all_gathered = list(pool.map(gather_shape, used))
         errors = dict(zip(_PASSES, pool.map(measure_all, _PASSES), strict=True))
-    counts = map(weighed, all_gathered)
+    tested = jax.tree.map(
+        lambda *parts: np.concatenate(parts)[order], *map(weighed, all_gathered)
+    )
     by_law = {
         law: {
             precision: {t: errors[precision, t][law] for t in TRANSFORMATIONS}
@@ -182,13 +188,18 @@ def check(
         }
         for law in LAWS
     }
-    total = jax.tree.map(lambda *n: sum(n), *counts)
-    return Check(by_law, total, tuple(shapes[n] for n in dealt), tuple(kinds))
+    return Check(by_law, tested, tuple(shapes[n] for n in dealt), tuple(kinds))
 
 
 def passes(seeds: int, shapes: Sequence[Shape]) -> int:
     """How many passes over all laws `check` makes, for a progress bar."""
-    return min(seeds, len(shapes)) * (1 + len(_PASSES))
+    return len(np.unique(_deal(seeds, len(shapes))[0])) * (1 + len(_PASSES))
+
+
+def _deal(seeds: int, shapes: int) -> tuple[np.ndarray, list[str]]:
+    """Number of the shape, and kind, of each seed: all kinds with all shapes."""
+    seed = np.arange(seeds)
+    return seed // len(KINDS) % shapes, [KINDS[n % len(KINDS)] for n in seed]
 
 
 def broken(found: Check, bounds: Bounds) -> list[Broken]:
@@ -222,19 +233,19 @@ def broken(found: Check, bounds: Bounds) -> list[Broken]:
 def gather(problems: Sequence[Problem]) -> Gathered:
     """What autodiff and differences say of problems of one shape, in float64."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *problems)
-    with _exact():
+    with exact():
         cases, evidence = jax.device_get(jax.jit(jax.vmap(_evidence))(stacked))
     return Gathered(cases, evidence, len(problems))
 
 
-def weighed(gathered: Gathered) -> dict[str, int]:
-    """Law -> problems where the answer is not zero, so that an error would show."""
+def weighed(gathered: Gathered) -> dict[str, np.ndarray]:
+    """Law -> for each problem, whether the answer is more than rounding (problems,)."""
 
-    def some(evidence: Evidence) -> np.ndarray:
-        leaves = jax.tree.leaves(evidence.truth)
-        return sum(np.abs(x).reshape(gathered.number, -1).max(axis=1) for x in leaves)
+    def is_more(evidence: Evidence) -> np.ndarray:
+        true, terms = (_norms(x, gathered.number) for x in evidence[:2])
+        return (true > _CANCELLATION * terms).all(axis=1)
 
-    return {name: int((some(e) > 0).sum()) for name, e in gathered.evidence.items()}
+    return {name: is_more(evidence) for name, evidence in gathered.evidence.items()}
 
 
 def measure(
@@ -251,14 +262,15 @@ def measure(
       Law -> witness -> error (problems,), see `check`.
     """
     cases, evidence, number = gathered
-    with _exact():
+    with exact():
         said = _claims(cases, number, PRECISIONS[precision], transformation)
-    return {law: _errors(said[law], evidence[law], number) for law in LAWS}
+    dtype = PRECISIONS[precision]
+    return {law: _errors(said[law], evidence[law], number, dtype) for law in LAWS}
 
 
 @contextlib.contextmanager
-def _exact() -> Iterator[None]:
-    # Settings of a thread, and products in full float32 on recent GPUs too.
+def exact() -> Iterator[None]:
+    """Float64, and products in full precision on GPUs too: settings of a thread."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
@@ -292,14 +304,13 @@ def _claims(
 
 def _evidence(problem: Problem) -> tuple[Case, dict[str, Evidence]]:
     case = reference.gather(problem)
-    sizes = claims.sizes(case)
     evidence = {}
     for variant in reference.VARIANTS:
-        evidence |= _evidence_on(variant, case, sizes)
+        evidence |= _evidence_on(variant, case)
     return case, evidence
 
 
-def _evidence_on(variant: str, case: Case, sizes: Case) -> dict[str, Evidence]:
+def _evidence_on(variant: str, case: Case) -> dict[str, Evidence]:
     """Evidence on all laws of a variant, from one forward pass compiled once."""
     of_variant = {name: law for name, law in LAWS.items() if law.variant == variant}
     at, dl = getattr(case, variant)
@@ -350,7 +361,8 @@ def _evidence_on(variant: str, case: Case, sizes: Case) -> dict[str, Evidence]:
     return {
         name: Evidence(
             truth=truths[name],
-            terms=claims.terms(law, sizes),
+            terms=claims.terms(law, case),
+            conditioning=claims.conditioning(law, case),
             probe=lines[name].probe,
             scale=lines[name].scale,
             along_line=along_lines[number],
@@ -409,42 +421,62 @@ def _typical(array: jax.Array) -> jax.Array:
     return jnp.where(size > 0, size, 1)
 
 
-def _errors(claim: chex.ArrayTree, evidence: Evidence, seeds: int) -> dict:
-    """Errors of a law's claims, one per seed, by witness."""
+def _errors(
+    claim: chex.ArrayTree, evidence: Evidence, number: int, dtype: jax.typing.DTypeLike
+) -> dict[str, np.ndarray]:
+    """Errors of a law's claims, one per problem, by witness."""
+    if not _is_like(claim, evidence.truth, dtype):
+        return {witness: np.full(number, np.inf) for witness in WITNESSES}
 
-    def flat(tree: chex.ArrayTree) -> np.ndarray:
-        leaves = [leaf.reshape(seeds, -1) for leaf in jax.tree.leaves(tree)]
-        return np.concatenate(leaves, axis=1, dtype=np.float64)
+    def norms(tree: chex.ArrayTree) -> np.ndarray:
+        return _norms(tree, number)
 
-    def norm(array: np.ndarray) -> np.ndarray:
-        return np.sqrt(np.sum(array**2, axis=1))
-
-    said, true, terms = flat(claim), flat(evidence.truth), flat(evidence.terms)
-    scale = flat(
-        jax.tree.map(
-            lambda s, x: np.broadcast_to(
-                s.reshape(seeds, *[1] * (x.ndim - 1)), x.shape
-            ),
+    def scaled(tree: chex.ArrayTree) -> chex.ArrayTree:
+        return jax.tree.map(
+            lambda s, x: s.reshape(number, *[1] * (x.ndim - 1)) * x,
             evidence.scale,
-            evidence.truth,
+            tree,
         )
+
+    gaps = norms(jax.tree.map(np.subtract, claim, evidence.truth))
+    sizes = np.maximum(norms(evidence.truth), _CANCELLATION * norms(evidence.terms))
+    distance = _relative(gaps, sizes).max(axis=1)
+
+    products = jax.tree.map(np.multiply, claim, evidence.probe)
+    slope = sum(x.reshape(number, -1).sum(axis=1) for x in jax.tree.leaves(products))
+    gap = np.abs(slope - _slope(evidence.along_line))
+    size = np.maximum(
+        norms(scaled(evidence.truth)), _CANCELLATION * norms(scaled(evidence.terms))
     )
-    gap = np.sum(said * flat(evidence.probe), axis=1) - _slope(evidence.along_line)
-    slope = np.maximum(norm(scale * true), _CANCELLATION * norm(scale * terms))
     finest = _FINEST_SLOPE * np.abs(evidence.along_line).min(axis=(1, 2))
+    size = np.maximum(np.sqrt(np.sum(size**2, axis=1)), finest)
     return {
-        "autodiff": _relative(
-            norm(said - true), np.maximum(norm(true), _CANCELLATION * norm(terms))
-        ),
-        "difference": _relative(np.abs(gap), np.maximum(slope, finest)),
+        "autodiff": distance / evidence.conditioning,
+        "difference": _relative(gap, size) / evidence.conditioning,
     }
 
 
+def _is_like(
+    claim: chex.ArrayTree, truth: chex.ArrayTree, dtype: jax.typing.DTypeLike
+) -> bool:
+    """Whether a claim has the structure and shapes of the truth, and its own dtype."""
+    if jax.tree.structure(claim) != jax.tree.structure(truth):
+        return False
+    pairs = zip(jax.tree.leaves(claim), jax.tree.leaves(truth), strict=True)
+    return all(said.shape == true.shape and said.dtype == dtype for said, true in pairs)
+
+
+def _norms(tree: chex.ArrayTree, number: int) -> np.ndarray:
+    """Norms of each array of a tree, for each problem (number, arrays)."""
+    leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+    return np.sqrt([np.sum(x.reshape(number, -1) ** 2, axis=1) for x in leaves]).T
+
+
 def _relative(error: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Error / size; 0 / 0 is no error, and what is not finite is an infinite one."""
+    """The ratio; 0 / 0 is no error, and anything not finite is an infinite one."""
     ratio = np.where(error > 0, np.inf, 0.0)
     np.divide(error, size, out=ratio, where=size > 0)
-    return np.where(np.isfinite(ratio), ratio, np.inf)
+    return np.where(np.isfinite(ratio) & np.isfinite(size), ratio, np.inf)
 
 
 def _slope(along_line: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxattn import attention, laws, losses
 from jaxattn.attention import Params
 from jaxattn.witnesses import reference
-from jaxattn.witnesses.reference import RATE, Case, Problem, Signals, Stages
+from jaxattn.witnesses.reference import RATE, Case, Stages
 
 Tree = chex.ArrayTree
 # Of a case, and of a variant's stages and the gradients of the loss for them.
@@ -31,6 +31,7 @@ class Gradient(NamedTuple):
     push: Callable[[Case, Tree], dict[str, Tree]]
     like: Rule  # the coordinates, or what has their shape and typical size
     terms: Rule | None = None  # see `terms`
+    of_scores: bool = False  # see `conditioning`
 
 
 class Motion(NamedTuple):
@@ -41,6 +42,7 @@ class Motion(NamedTuple):
     output: str  # of `reference.Outcome`
     shift: Rule  # gives stage -> what is added to it
     terms: Rule | None = None  # see `terms`
+    of_scores: bool = False  # see `conditioning`
 
 
 def claim(law: Gradient | Motion, case: Case) -> Tree:
@@ -48,12 +50,25 @@ def claim(law: Gradient | Motion, case: Case) -> Tree:
     return law.by_hand(case, *getattr(case, law.variant))
 
 
-def terms(law: Gradient | Motion, sizes: Case) -> Tree:
-    """Size of the terms that a law sums, given `sizes`.
+def terms(law: Gradient | Motion, case: Case) -> Tree:
+    """Size of the terms that a law sums up.
 
-    A law that adds and multiplies gives it itself; one that subtracts has a rule.
+    A law that adds and multiplies gives it itself, of sizes in place of numbers; one
+    that subtracts has a rule.
     """
+    sizes = jax.tree.map(jnp.abs, case)
     return (law.terms or law.by_hand)(sizes, *getattr(sizes, law.variant))
+
+
+def conditioning(law: Gradient | Motion, case: Case) -> jax.Array:
+    """How many times its bound a law may be off, since no arithmetic does better.
+
+    The largest score, at least 1, for a law that makes weights of scores: a score of
+    size s is known to s ε, and its weight, relatively, no better. For all others, 1.
+    """
+    if not law.of_scores:
+        return jnp.ones(())
+    return jnp.maximum(1.0, jnp.max(jnp.abs(getattr(case, law.variant).at.score)))
 
 
 def _of(
@@ -147,9 +162,10 @@ def _loss_and_gradient(c: Case, at: Stages, dl: Stages) -> Params:
     return gradient
 
 
-def _advantage(at: Stages, dl: Stages) -> jax.Array:
-    expected = jnp.sum(at.weight * dl.weight, axis=1, keepdims=True)
-    return expected - dl.weight
+def _causal_loss_and_gradient(c: Case, at: Stages, dl: Stages) -> Params:
+    p = c.problem
+    mask = attention.causal_mask(len(p.inputs))
+    return laws.loss_and_gradient(p.params, p.inputs, p.targets, mask)[1]
 
 
 def _looking_harder(c: Case, strength: jax.Array) -> dict[str, jax.Array]:
@@ -170,7 +186,7 @@ def _per_use(at: Stages) -> jax.Array:
     return jnp.where(used, 1 / jnp.where(used, usage, 1), 0)
 
 
-# --- how large the terms are that each law sums up
+# --- how large the terms are of laws that subtract, given a case of sizes
 
 
 def _spread(weight: jax.Array, worth: jax.Array) -> jax.Array:
@@ -178,91 +194,33 @@ def _spread(weight: jax.Array, worth: jax.Array) -> jax.Array:
     return jnp.sum(weight * worth, axis=-1, keepdims=True) + worth
 
 
-def _sizes_of_head(
-    at: Stages, upstream: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Sizes of b, ∂L/∂s, ∂L/∂v, ∂L/∂q, ∂L/∂k, for a head's sizes and that of u."""
-    worth = upstream @ at.value.T
-    score = at.weight * _spread(at.weight, worth)
-    value = at.weight.T @ upstream
-    scale = 1 / math.sqrt(at.key.shape[1])
-    return worth, score, value, score @ at.key * scale, score.T @ at.query * scale
+def _score_terms(c: Case, at: Stages, dl: Stages) -> jax.Array:
+    return at.weight * _spread(at.weight, dl.context @ at.value.T)
 
 
-def _sizes(problem: Problem, signals: Signals, variant: str) -> Signals:
-    """Signals with every difference replaced by the sum of its two sides' sizes."""
-    at, gradient = jax.tree.map(jnp.abs, (signals.at, signals.gradient))
-    share = losses.position_shares(problem.weights, len(problem.targets), float)
-    onehot = jax.nn.one_hot(problem.targets, at.logit.shape[1])
-    logit = share[:, None] * (jax.nn.softmax(signals.at.logit) + onehot)
-    hidden = gradient.hidden
-    if variant == "heads":
-        num_heads, num_kv_heads = at.query.shape[1], at.key.shape[1]
-        context = attention.split_heads(logit @ jnp.abs(problem.w_o_heads).T, num_heads)
-        of_heads = at._replace(
-            key=attention.repeat_heads(at.key, num_heads),
-            value=attention.repeat_heads(at.value, num_heads),
-        )
-        weight, score, value, query, key = jax.vmap(
-            lambda q, k, v, a, u: _sizes_of_head(
-                at._replace(query=q, key=k, value=v, weight=a), u
-            ),
-            in_axes=(1, 1, 1, 0, 1),
-            out_axes=(0, 0, 1, 1, 1),
-        )(at.query, of_heads.key, of_heads.value, at.weight, context)
-        value = laws.group_gradient(value, num_kv_heads)
-        key = laws.group_gradient(key, num_kv_heads)
-    else:
-        context = logit @ at.params.w_o.T
-        if variant == "residual":
-            hidden = logit @ jnp.abs(problem.w_read).T
-            context = hidden @ jnp.abs(problem.w_stream).T
-        elif variant == "dropout":
-            context = context / (1 - reference.DROPOUT_RATE)
-        weight, score, value, query, key = _sizes_of_head(at, context)
-    raw_value = value
-    if variant == "norm":
-        # Before it is divided by the spread, a value loses its mean.
-        spread = jnp.std(signals.at.raw_value, axis=1, keepdims=True)
-        spread = jnp.sqrt(spread**2 + reference.EPSILON)
-        lost = 1 + jnp.max(at.raw_value, axis=1, keepdims=True) / spread
-        raw_value = lost**2 * jnp.sum(value, axis=1, keepdims=True) / spread
-        raw_value = jnp.broadcast_to(raw_value, value.shape)
-    gradient = gradient._replace(
-        query=query,
-        key=key,
-        raw_value=raw_value,
-        value=value,
-        score=score,
-        weight=weight,
-        context=context,
-        hidden=hidden,
-        logit=logit,
-    )
-    return Signals(at, gradient)
+def _head_score_terms(c: Case, at: Stages, dl: Stages) -> jax.Array:
+    worth = jnp.einsum("ihd,jhd->hij", dl.context, _repeated(at, at.value))
+    return at.weight * _spread(at.weight, worth)
 
 
-def sizes(c: Case) -> Case:
-    """The case with sizes in place of numbers, and of sums in place of differences."""
-    variants = {
-        name: _sizes(c.problem, getattr(c, name), name) for name in reference.VARIANTS
-    }
-    plain = variants["plain"]
-    score_motion = reference.RATE * plain.gradient.score
-    return Case(
-        jax.tree.map(jnp.abs, c.problem),
-        **variants,
-        score_motion=score_motion,
-        weight_motion=plain.at.weight * _spread(plain.at.weight, score_motion),
-        value_motion=reference.RATE * plain.gradient.value,
-    )
+def _norm_terms(c: Case, at: Stages, dl: Stages) -> jax.Array:
+    gradient, normed = dl.value, at.value
+    along = normed * jnp.mean(gradient * normed, axis=1, keepdims=True)
+    terms = gradient + jnp.mean(gradient, axis=1, keepdims=True) + along
+    # A value that hardly varies is normed to what its rounding leaves.
+    return terms / c.spread * (1 + at.raw_value / c.spread)
+
+
+def _logit_terms(c: Case, at: Stages, dl: Stages) -> jax.Array:
+    share = losses.position_shares(c.problem.weights, len(at.logit), at.logit.dtype)
+    return jnp.broadcast_to(share[:, None], at.logit.shape)
 
 
 def _loss_and_gradient_terms(c: Case, at: Stages, dl: Stages) -> Params:
-    # A score of size s is known to s ε, and its weight, relatively, no better.
-    size = 1 + jnp.max(at.score) + jnp.max(at.logit)
-    products = _projections(at.inputs, at.inputs, at, dl)
-    return jax.tree.map(lambda product: size * product, products)
+    score = _score_terms(c, at, dl)
+    scale = 1 / math.sqrt(at.key.shape[1])
+    sizes = dl._replace(query=score @ at.key * scale, key=score.T @ at.query * scale)
+    return _projections(at.inputs, at.inputs, at, sizes)
 
 
 # --- the laws
@@ -279,15 +237,15 @@ LAWS: dict[str, Gradient | Motion] = {
         "context",
         lambda c, at, dl: attention.weights(at.score, c.problem.mask) @ at.value,
         value=lambda c, at, dl: at.value,
-        terms=lambda c, at, dl: (1 + jnp.max(at.score)) * at.weight @ at.value,
-    ),
+        terms=lambda c, at, dl: at.weight @ at.value,
+    )._replace(of_scores=True),
     # Signals.
     "logit_gradient": _of(
         "logit",
         lambda c, at, dl: laws.logit_gradient(
             at.logit, c.problem.targets, c.problem.weights
         ),
-        terms=lambda c, at, dl: (1 + jnp.max(at.logit)) * dl.logit,
+        terms=_logit_terms,
     ),
     "upstream_gradient": _of(
         "context",
@@ -312,8 +270,8 @@ LAWS: dict[str, Gradient | Motion] = {
     # Gradients.
     "score_gradient": _of(
         "score",
-        lambda c, at, dl: laws.score_gradient(at.weight, _advantage(at, dl)),
-        terms=lambda c, at, dl: dl.score,
+        lambda c, at, dl: laws.score_gradient(at.weight, c.advantage),
+        terms=_score_terms,
     ),
     "value_gradient": _of(
         "value", lambda c, at, dl: laws.value_gradient(at.weight, dl.context)
@@ -362,16 +320,14 @@ LAWS: dict[str, Gradient | Motion] = {
     # Motion.
     "score_motion": _of(
         "score",
-        lambda c, at, dl: (
-            laws.score_motion(at.weight, _advantage(at, dl), RATE) / -RATE
-        ),
-        terms=lambda c, at, dl: dl.score,
+        lambda c, at, dl: laws.score_motion(at.weight, c.advantage, RATE) / -RATE,
+        terms=_score_terms,
     ),
     "weight_motion": _move(
         "weight",
         lambda c, at, dl: laws.weight_motion(at.weight, c.score_motion),
         score=lambda c, at, dl: c.score_motion,
-        terms=lambda c, at, dl: c.weight_motion,
+        terms=lambda c, at, dl: at.weight * _spread(at.weight, c.score_motion),
     ),
     "value_motion": _of(
         "value",
@@ -414,7 +370,7 @@ LAWS: dict[str, Gradient | Motion] = {
         "score",
         _dropout_score_gradient,
         "dropout",
-        terms=lambda c, at, dl: dl.score,
+        terms=_score_terms,
     ),
     "value_gradient, dropout": _of(
         "value",
@@ -429,7 +385,7 @@ LAWS: dict[str, Gradient | Motion] = {
             at.raw_value, dl.value, reference.EPSILON
         ),
         "norm",
-        terms=lambda c, at, dl: dl.raw_value,
+        terms=_norm_terms,
     ),
     "score_bias_gradient": _of(
         "bias", lambda c, at, dl: laws.score_bias_gradient(dl.score, at.bias.shape)
@@ -442,7 +398,7 @@ LAWS: dict[str, Gradient | Motion] = {
         "residual",
     ),
     "score_gradient, heads": _of(
-        "score", _head_score_gradient, "heads", terms=lambda c, at, dl: dl.score
+        "score", _head_score_gradient, "heads", terms=_head_score_terms
     ),
     "query_gradient, heads": _of(
         "query",
@@ -466,5 +422,8 @@ LAWS: dict[str, Gradient | Motion] = {
     # All at once.
     "loss_and_gradient": _of(
         "params", _loss_and_gradient, "own", terms=_loss_and_gradient_terms
-    ),
+    )._replace(of_scores=True),
+    "loss_and_gradient, causal": _of(
+        "params", _causal_loss_and_gradient, "causal", terms=_loss_and_gradient_terms
+    )._replace(of_scores=True),
 }

@@ -25,7 +25,7 @@ KINDS = (
     "zero weights",  # half of the positions do not count
     "no weights",  # none counts
     "uniform",  # all scores are 0
-    "one-hot",  # scores up to 1e4
+    "one-hot",  # scores up to 1e4; pairs of sources nearly tie
     "tiny values",  # of size 1e-6
     "huge values",  # of size 1e6
 )
@@ -107,16 +107,19 @@ class Case(NamedTuple):
     problem: Problem
     plain: Signals
     own: Signals  # self-attention: sources are the inputs
+    causal: Signals  # the same under the causal mask, all positions alike
     dropout: Signals
     norm: Signals
     residual: Signals
     heads: Signals
+    advantage: jax.Array  # E[b] - b, of autodiff's b, of the plain variant
+    spread: jax.Array  # √(var ṽ + ε) (S, 1), of the norm variant
     score_motion: jax.Array  # of gradient descent on the scores alone
     weight_motion: jax.Array  # what the weights then do
     value_motion: jax.Array  # of gradient descent on the values alone
 
 
-VARIANTS = ("plain", "own", "dropout", "norm", "residual", "heads")
+VARIANTS = ("plain", "own", "causal", "dropout", "norm", "residual", "heads")
 
 
 def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
@@ -144,6 +147,17 @@ def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
     weights = np.abs(normal(queries))
     if kind in ("zero weights", "no weights"):
         weights *= chosen(queries, share=0.5 if kind == "zero weights" else 0)
+
+    def paired(array: np.ndarray) -> np.ndarray:
+        """Each odd row like the one before, to 1e-4, but for its last column."""
+        if kind != "one-hot":
+            return array
+        copy = array.copy()
+        copy[1::2, ..., :-1] = copy[0 : len(array) - 1 : 2, ..., :-1]
+        return (
+            (copy + normal(*array.shape, scale=1e-4)).astype(np.float32).astype(float)
+        )
+
     seeing = chosen(queries, 1, share=0.5 if kind == "blind rows" else 0.95)
     params = Params(
         w_q=normal(d_x, d_k, scale=score_scale),
@@ -152,18 +166,21 @@ def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
         w_o=normal(d_v, num_classes),
         b_o=normal(num_classes),
     )
+    if kind == "one-hot":
+        # Keys do not see what tells a pair apart, values do: they tie, and it matters.
+        params.w_k[-1] = 0
     return Problem(
-        inputs=normal(queries, d_x),
-        sources=normal(sources, d_x),
+        inputs=paired(normal(queries, d_x)),
+        sources=paired(normal(sources, d_x)),
         params=params,
-        bias=normal(1, sources, scale=score_scale),
+        bias=normal(1, sources, scale=min(score_scale, 1)),
         mask=chosen(queries, sources) & seeing,
         own_mask=chosen(queries, queries) & seeing,
         targets=rng.integers(0, num_classes, queries),
         weights=weights,
         keep=chosen(queries, sources, share=1 - DROPOUT_RATE),
         query_heads=normal(queries, num_heads, d_k, scale=score_scale),
-        key_heads=normal(sources, num_kv_heads, d_k),
+        key_heads=paired(normal(sources, num_kv_heads, d_k + 1))[..., :-1],
         value_heads=normal(sources, num_kv_heads, d_v, scale=value_scale),
         w_o_heads=normal(num_heads * d_v, num_classes),
         w_stream=normal(d_v, d_x),
@@ -200,7 +217,7 @@ def forward(
             return computed
         return jax.tree.map(jnp.add, computed, shift[name])
 
-    own = variant in ("own", "residual")
+    own = variant in ("own", "causal", "residual")
     inputs = shifted("inputs", problem.inputs)
     params = shifted("params", problem.params)
     bias = shifted("bias", problem.bias)
@@ -217,15 +234,18 @@ def forward(
         key = shifted("key", sources @ params.w_k)
         raw_value = value = shifted("raw_value", sources @ params.w_v)
         if variant == "norm":
-            value = jax.nn.standardize(raw_value, epsilon=EPSILON)
+            centred = raw_value - jnp.mean(raw_value, axis=1, keepdims=True)
+            value = centred / _spread(raw_value)
         value = shifted("value", value)
         score = jnp.einsum("id,jd->ij", query, key)
         mask = problem.own_mask if own else problem.mask
+        if variant == "causal":
+            mask = jnp.tri(len(inputs), dtype=bool)
     score = score / math.sqrt(key.shape[-1])
     if variant in ("plain", "dropout", "norm"):
         score = score + bias
     score = shifted("score", score)
-    weight = shifted("weight", jax.nn.softmax(score, where=mask))
+    weight = shifted("weight", _softmax(score, mask))
 
     if variant == "heads":
         context = jnp.einsum("hij,jrd,hr->ihd", weight, value, uses)
@@ -245,8 +265,9 @@ def forward(
     logit = shifted("logit", logit)
 
     nll = optax.softmax_cross_entropy_with_integer_labels(logit, problem.targets)
-    total = jnp.sum(problem.weights)
-    loss = jnp.vdot(problem.weights, nll) / jnp.where(total > 0, total, 1)
+    counts = jnp.ones_like(nll) if variant == "causal" else problem.weights
+    total = jnp.sum(counts)
+    loss = jnp.vdot(counts, nll) / jnp.where(total > 0, total, 1)
     stages = Stages(
         inputs=inputs,
         params=params,
@@ -274,6 +295,18 @@ def forward(
     return outcome, stages
 
 
+def _softmax(score: jax.Array, mask: jax.Array) -> jax.Array:
+    largest = jnp.max(jnp.where(mask, score, -1e300), axis=-1, keepdims=True)
+    # Masked scores are taken out twice, or a large one would be inf * 0 in a gradient.
+    grown = jnp.exp(jnp.where(mask, score - largest, 0)) * mask.astype(score.dtype)
+    total = jnp.sum(grown, axis=-1, keepdims=True)
+    return grown / jnp.where(total > 0, total, 1)
+
+
+def _spread(raw_value: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.var(raw_value, axis=1, keepdims=True) + EPSILON)
+
+
 def _uses(num_heads: int, num_kv_heads: int, dtype) -> jax.Array:
     """Which key-value head each query head uses, in zeros and ones (H, H_kv)."""
     first = np.arange(num_heads)[:, None] * num_kv_heads // num_heads
@@ -290,7 +323,8 @@ def _signals(problem: Problem, variant: str) -> Signals:
 def gather(problem: Problem) -> Case:
     """A problem, with everything that laws are given, by autodiff."""
     signals = {variant: _signals(problem, variant) for variant in VARIANTS}
-    gradient = signals["plain"].gradient
+    at, gradient = signals["plain"]
+    expected = jnp.sum(at.weight * gradient.weight, axis=1, keepdims=True)
     score_motion = -RATE * gradient.score
     _, weight_motion = jax.jvp(
         lambda shift: forward(problem, "plain", {"score": shift})[0].weight,
@@ -300,6 +334,8 @@ def gather(problem: Problem) -> Case:
     return Case(
         problem,
         **signals,
+        advantage=expected - gradient.weight,
+        spread=_spread(signals["norm"].at.raw_value),
         score_motion=score_motion,
         weight_motion=weight_motion,
         value_motion=-RATE * gradient.value,

@@ -140,7 +140,9 @@ def test_finished_run_is_not_overwritten_by_another_config(tmp_path):
     assert (tmp_path / "summary.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_stopped_run_goes_on_to_the_same_numbers(tmp_path, stop):
     arguments = (*SMALL, "--config.steps=1500", "--config.checkpoint_every=20")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

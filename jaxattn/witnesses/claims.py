@@ -419,7 +419,7 @@ LAWS: dict[str, Gradient | Motion] = {
         ),
         "heads",
     ),
-    # All at once.
+    # All at once, in one block: more of them, and the loss, are in tests/test_laws.py.
     "loss_and_gradient": _of(
         "params", _loss_and_gradient, "own", terms=_loss_and_gradient_terms
     )._replace(of_scores=True),

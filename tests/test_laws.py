@@ -74,12 +74,19 @@ def assert_lean(law, arguments, times=1):
     assert memory.temp_size_in_bytes <= times * memory.output_size_in_bytes + small
 
 
+def public_laws():
+    found = inspect.getmembers(laws, inspect.isfunction)
+    return {name: law for name, law in found if name[0] != "_"}
+
+
+def test_every_law_says_what_it_is_and_whence():
+    for name, law in public_laws().items():
+        for part in (" = ", "Args:", "Returns:", "Source:"):
+            assert part in law.__doc__, (name, part)
+
+
 def test_no_law_is_left_out_of_this():
-    public = {
-        name
-        for name, law in vars(laws).items()
-        if inspect.isfunction(law) and name[0] != "_"
-    }
+    public = public_laws().keys()
     variants = {"drop", "score_bias_gradient", "layer_norm_gradient", "group_gradient"}
     others = {"input_gradient", "loss_and_gradient"}
     assert public == {law.__name__ for law in SHAPES} | variants | others

@@ -193,7 +193,7 @@ def masks(length):
 @pytest.mark.parametrize(
     ("length", "kind"),
     [(length, kind) for length in (1, 13, 257, 700) for kind in masks(1)]
-    + [(2100, "causal")],
+    + [pytest.param(2100, "causal", marks=pytest.mark.slow)],
 )
 def test_loss_and_gradient_equals_autodiff(x64, length, kind):
     mask = masks(length)[kind]

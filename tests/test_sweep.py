@@ -162,6 +162,7 @@ def test_rates_share_a_program():
     assert fast < slow
 
 
+@pytest.mark.slow
 def test_no_trained_model_beats_bayes_on_fresh_sequences():
     """Paired over 64 sequences: the loss of every arm lies above the exact answer's."""
     config = small_config(

@@ -323,10 +323,6 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
     causal = is_causal(mask)
     block, group = _block_sizes(length, causal)
     masks = () if causal or mask is None else (jnp.asarray(mask),)
-    blocks = jax.tree.map(lambda row: _pad(row, -length % group), (*masks, *rows))
-    blocks = jax.tree.map(
-        lambda row: row.reshape(-1, group // block, block, *row.shape[1:]), blocks
-    )
 
     def one(start: int, index: jax.typing.ArrayLike, rows: tuple) -> tuple:
         if causal:
@@ -343,6 +339,10 @@ def over_row_blocks(function: Callable, mask, *rows: jax.Array):
     if block == length:  # a loop of one: nothing to save, and a program to compile
         return one(0, 0, (*masks, *rows))
 
+    blocks = jax.tree.map(lambda row: _pad(row, -length % group), (*masks, *rows))
+    blocks = jax.tree.map(
+        lambda row: row.reshape(-1, group // block, block, *row.shape[1:]), blocks
+    )
     results = []
     for number, start in enumerate(range(0, length, group)):
         of_group = jax.tree.map(lambda row, n=number: row[n], blocks)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -66,7 +67,7 @@ def split(arguments: list[str]) -> list[tuple[str, str]]:
     return overrides
 
 
-def stop(message: str) -> None:
+def stop(message: str) -> NoReturn:
     """Says in one line what is wrong, and ends the program with code 2."""
     name = sys.argv[0].rpartition("/")[2]
     print(f"{name}: {message}", file=sys.stderr)

@@ -135,7 +135,9 @@ def reach(
     def along(rate: jax.Array) -> jax.Array:
         return descent.actual(step(rate))
 
-    function = _tuple(along)
+    def function(rate: jax.Array) -> tuple:
+        return (along(rate),)
+
     for _ in range(4):
         function = _with_derivative(function)
     derivatives = function(jnp.zeros((), jax.tree.leaves(motion)[0].dtype))
@@ -221,10 +223,6 @@ def _loss_change(
     grown = jnp.sum(jax.nn.softmax(logit) * jnp.expm1(logit_change), axis=1)
     of_target = jnp.take_along_axis(logit_change, targets[:, None], axis=1)[:, 0]
     return jnp.mean(jnp.log1p(grown) - of_target)
-
-
-def _tuple(function: Callable) -> Callable:
-    return lambda x: (function(x),)
 
 
 def _with_derivative(function: Callable) -> Callable:

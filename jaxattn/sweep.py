@@ -171,7 +171,7 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     length = min(config.snapshot_length, len(inputs))
     if catalogue.TASKS[config.task.name].causal:
         inputs = inputs[:length]  # later positions are not looked at
-    mask = _mask(config, len(inputs))
+    mask = head_mask(config, len(inputs))
 
     @jax.jit
     def attention_map(params: Params) -> jax.Array:
@@ -255,7 +255,9 @@ def _evaluate(
 def _scores(
     config: ConfigDict, params: Params, batch: Batch, log_bayes: jax.Array
 ) -> dict[str, jax.Array]:
-    readout = attention.readout(params, batch.inputs, _mask(config, len(batch.inputs)))
+    readout = attention.readout(
+        params, batch.inputs, head_mask(config, len(batch.inputs))
+    )
     logit, weights = readout.logit, batch.weights
     share = losses.position_shares(weights, len(logit), logit.dtype)
     return {
@@ -295,7 +297,8 @@ def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
     )
 
 
-def _mask(config: ConfigDict, length: int) -> np.ndarray | None:
+def head_mask(config: ConfigDict, length: int) -> np.ndarray | None:
+    """What a head of the config's task may look at; None for everything."""
     causal = catalogue.TASKS[config.task.name].causal
     return attention.causal_mask(length) if causal else None
 

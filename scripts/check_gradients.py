@@ -36,10 +36,11 @@ def main(overrides: list[tuple[str, str]]) -> int:
 
             summary = proof.prove(config, progress)
             bar.close()
-            print(proof.terminal(summary))
+            text = proof.terminal(summary)
+            print(text)
             with runs.staged(workdir) as stage:
                 runs.write_config(stage, config)
-                (stage / "report.txt").write_text(proof.terminal(summary), "utf-8")
+                (stage / "report.txt").write_text(text, "utf-8")
                 runs.write_summary(stage, summary)
     except (config_lib.ConfigError, runs.RunError) as error:
         command.stop(str(error))

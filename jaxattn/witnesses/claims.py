@@ -72,7 +72,11 @@ def conditioning(law: Gradient | Motion, case: Case) -> jax.Array:
 
 
 def _of(
-    stage: str, by_hand: Rule, variant: str = "plain", terms: Rule | None = None
+    stage: str,
+    by_hand: Rule,
+    variant: str = "plain",
+    terms: Rule | None = None,
+    of_scores: bool = False,
 ) -> Gradient:
     """The gradient of the loss for a stage."""
     return Gradient(
@@ -81,6 +85,7 @@ def _of(
         push=lambda c, direction: {stage: direction},
         like=lambda c, at, dl: getattr(at, stage),
         terms=terms,
+        of_scores=of_scores,
     )
 
 
@@ -421,9 +426,13 @@ LAWS: dict[str, Gradient | Motion] = {
     ),
     # All at once, in one block: more of them, and the loss, are in tests/test_laws.py.
     "loss_and_gradient": _of(
-        "params", _loss_and_gradient, "own", terms=_loss_and_gradient_terms
-    )._replace(of_scores=True),
+        "params", _loss_and_gradient, "own", _loss_and_gradient_terms, of_scores=True
+    ),
     "loss_and_gradient, causal": _of(
-        "params", _causal_loss_and_gradient, "causal", terms=_loss_and_gradient_terms
-    )._replace(of_scores=True),
+        "params",
+        _causal_loss_and_gradient,
+        "causal",
+        _loss_and_gradient_terms,
+        of_scores=True,
+    ),
 }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxattn import attention, laws, losses
+from jaxattn import attention, laws, losses, streaming
 from jaxattn.attention import Params
 from jaxattn.tasks.base import Batch
 
@@ -42,6 +42,21 @@ class Schedule(NamedTuple):
     step: Callable[[State, Batch, jax.Array], tuple[State, Info]]
 
 
+def by_streaming(
+    params: Params, batch: Batch, *, causal: bool
+) -> tuple[jax.Array, Params]:
+    """Loss and gradient of one sequence through `streaming.attend`."""
+
+    def loss(params: Params) -> jax.Array:
+        roles = (params.w_q, params.w_k, params.w_v)
+        projected = [batch.inputs @ role for role in roles]
+        context = streaming.attend(*projected, causal=causal)
+        logit = attention.read_out(params, context)
+        return losses.cross_entropy(logit, batch.targets, batch.weights)
+
+    return jax.value_and_grad(loss)(params)
+
+
 def by_laws(params: Params, batch: Batch, *, causal: bool) -> tuple[jax.Array, Params]:
     """Loss and gradient of one sequence by the hand-derived laws."""
     mask = attention.causal_mask(len(batch.inputs)) if causal else None
@@ -63,7 +78,7 @@ def by_autodiff(
     return jax.value_and_grad(loss)(params)
 
 
-GRADIENTS = {"laws": by_laws, "autodiff": by_autodiff}
+GRADIENTS = {"streaming": by_streaming, "laws": by_laws, "autodiff": by_autodiff}
 causal_laws = functools.partial(by_laws, causal=True)
 
 

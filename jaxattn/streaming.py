@@ -1,0 +1,821 @@
+"""The laws at any length: attention in O(T d) memory, by blocks, with statistics.
+
+The backward pass of fused attention *is* the advantage law: with ∂L/∂s = -a ∘ A and
+E_i[b] = u_i·g_i, a block of it needs no more than a block of the weights. `attend` is
+that law, written block by block; autodiff never looks inside.
+
+Taps. A `tap` is an extra input of `attend` that the output does not depend on, so its
+true gradient is zero, and the custom backward pass is free to return something else in
+that place. It returns the law's statistics, `LawStatistics`, so one `jax.grad` with
+respect to parameters and taps brings them beside the gradients, under jit, vmap, scan
+and remat alike. Give each head-bearing call, and under vmap each example, a tap of its
+own: JAX adds up the gradients of an input that is used twice, and a sum of norms or of
+maxima means nothing.
+
+Letters in shapes: T queries i, S sources j, H heads, d_k and d_v widths. Inside, blocks
+of scores are transposed (sources down, queries across), so that sums over sources and
+most products read memory in order.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry2x32_p
+
+from jaxattn import attention, laws
+
+
+class LawStatistics(NamedTuple):
+    """What the laws say of one call of `attend`, for each head; the shape of a tap.
+
+    All of a, never of dropped weights; losses in nats. Without a head axis in the call,
+    without it here.
+    """
+
+    routing_entropy: jax.Array  # (H,) Σ_i H_i, nats
+    relative_entropy: jax.Array  # (H,) mean H_i / log n_i, n_i ≥ 2 sources in sight
+    routing_pressure: jax.Array  # (H,) Σ_ij a_ij A_ij²
+    score_gradient_norm: jax.Array  # (H,) ‖∂L/∂s‖
+    largest_advantage: jax.Array  # (H,) max |A_ij| over what is in sight
+    column_usage: jax.Array  # (H, S) N_j = Σ_i a_ij
+    value_gradient_norm: jax.Array  # (H,) ‖aᵀ u‖, the head's own share
+    blind_rows: jax.Array  # (H,) how many queries see nothing
+
+
+class _Plan(NamedTuple):
+    """What is known while tracing."""
+
+    rows: int  # queries of a block
+    columns: int  # sources of a block
+    low: int | None  # i may look at j ≥ i + low
+    high: int | None  # and at j ≤ i + high
+    dropout_rate: float
+    precision: jax.lax.PrecisionLike
+
+
+class _Side(NamedTuple):
+    """What else decides on scores and weights; None where there is none."""
+
+    mask: jax.Array | None  # (1 or T, 1 or S)
+    key_length: jax.Array | None  # ()
+    dropout: tuple | None  # two words of a key, and a slot
+
+
+class _Kept(NamedTuple):
+    """What the backward pass needs of the forward pass."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bias: jax.Array | None
+    side: _Side
+    context: jax.Array  # in the precision of the sums
+    log_normaliser: jax.Array  # (T,) log Σ_j exp s_ij; +inf: nothing in sight
+    asked: "_Asked"
+
+
+class _Asked(NamedTuple):
+    """What the backward pass is asked for besides; None: not asked for."""
+
+    bias: jax.Array | None  # its gradient; the value says nothing
+    tap: LawStatistics | None  # the statistics, in these dtypes
+
+
+def zero_tap(
+    num_sources: int, leading: tuple[int, ...] = (), dtype=jnp.float32
+) -> LawStatistics:
+    """A tap to hand to `attend`; its gradient is the statistics.
+
+    Args:
+      num_sources: S.
+      leading: (H,); () for a call without a head axis; before them, axes for `vmap`.
+      dtype: of the statistics.
+
+    Returns:
+      LawStatistics of zeros, (*leading,), the column usage (*leading, S).
+    """
+    scalar = jnp.zeros(leading, dtype)
+    usage = jnp.zeros((*leading, num_sources), dtype)
+    names = LawStatistics._fields
+    return LawStatistics(*(usage if n == "column_usage" else scalar for n in names))
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool = False,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    key_length: jax.typing.ArrayLike | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    dropout_slot: jax.Array | None = None,
+    block_size: int | tuple[int, int] | None = None,
+    precision: jax.lax.PrecisionLike = None,
+    tap: LawStatistics | None = None,
+) -> jax.Array:
+    """Contexts of all heads, whose gradient is the advantage law block by block.
+
+    g_i = Σ_j a_ij v_j,  a_i = softmax over what i may see of q_i·k_j / √d_k + bias_ij
+
+    and, given u_i = ∂L/∂g_i, with A_ij = u_i·g_i - u_i·v_j,
+
+    ∂L/∂s_ij = -a_ij A_ij            ∂L/∂v_j = Σ_i a_ij u_i
+    ∂L/∂q_i = Σ_j ∂L/∂s_ij k_j / √d_k    ∂L/∂k_j = Σ_i ∂L/∂s_ij q_i / √d_k
+
+    No T x S array is made that the caller has not brought. Work grows with the blocks
+    that have something in sight, compile time with none of the sizes. Reverse mode
+    only, once.
+
+    Args:
+      query: q (T, H, d_k), or (T, d_k) without a head axis, then all are.
+      key: k (S, H_kv, d_k), H a multiple of H_kv: head h uses h // (H / H_kv).
+      value: v (S, H_kv, d_v). One dtype for all three: float32 and float64 are summed
+        in kind, bfloat16 and float16 in float32.
+      causal: i sees no later source; the last query is at the last source.
+      mask: boolean, broadcastable to (H, T, S), or to (T, S) without a head axis; True
+        where i may look at j. Read block by block, never broadcast in memory.
+      bias: added to the scores, shape as for the mask; -inf rules a source out.
+      key_length: only the first so many sources are there; may be traced.
+      window: (before, after): i sees sources from `before` before its own place to
+        `after` after it, which is aligned as for `causal`; None: no bound on that side;
+        a number means both.
+      dropout_rate: share of weights that is dropped, in [0, 1), the rest scaled up.
+      dropout_key: random key; required if the rate is above 0. The mask is that of
+        `jax.random.bernoulli(key, 1 - rate, (H, T, S))` for a threefry key, whatever
+        the blocks.
+      dropout_slot: which slice of that mask each head takes, (H,); default their own.
+      block_size: rows and columns of a block, or (rows, columns); default by sizes and
+        backend. Changes no result beyond rounding.
+      precision: of the matrix products.
+      tap: `zero_tap`; its gradient is the statistics, see the module's docstring.
+
+    Returns:
+      g (T, H, d_v), or (T, d_v), dtype of the values. A query that sees nothing gets 0,
+      and no gradient goes through it.
+
+    Raises:
+      ValueError: where an argument has a wrong shape, type or value.
+
+    Source: arXiv 2512.22473, sections 2 and 3; blocks and running maxima after
+    arXiv 2205.14135.
+    """
+    headless = query.ndim == 2
+    _check_arrays(query, key, value)
+    if headless:
+        query, key, value = query[:, None], key[:, None], value[:, None]
+    (length, num_heads, depth), sources = query.shape, len(key)
+    shape = (length, sources) if headless else (num_heads, length, sources)
+    mask, bias = _check_cover("mask", mask, shape), _check_cover("bias", bias, shape)
+    if key_length is not None:
+        key_length = jnp.asarray(key_length, jnp.int32)
+    plan = _Plan(
+        *_block_sizes(block_size, length, sources, max(depth, value.shape[2])),
+        *_band(causal, window, sources - length),
+        dropout_rate,
+        precision,
+    )
+    dropout = _check_dropout(dropout_rate, dropout_key, dropout_slot, num_heads)
+    _check_tap(tap, () if headless else (num_heads,), sources)
+    if tap is not None and headless:
+        tap = jax.tree.map(lambda leaf: leaf[None], tap)
+    context = _attend(
+        plan, query, key, value, bias, _Side(mask, key_length, dropout), tap
+    )
+    return context[:, 0] if headless else context
+
+
+# --- the custom derivative
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan, query, key, value, bias, side, tap):
+    del tap  # seen by the backward pass only
+    return _contexts(plan, query, key, value, bias, side)[0].astype(value.dtype)
+
+
+def _attend_forward(plan, *inputs):
+    def is_input(leaf):
+        return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
+
+    *_, bias, _, tap = inputs
+    wanted = [
+        any(leaf.perturbed for leaf in jax.tree.leaves(tree, is_leaf=is_input))
+        for tree in (bias, tap)
+    ]
+    query, key, value, bias, side, tap = jax.tree.map(
+        lambda leaf: leaf.value, inputs, is_leaf=is_input
+    )
+    context, log_normaliser = _contexts(plan, query, key, value, bias, side)
+    kept = _Kept(
+        query,
+        key,
+        value,
+        bias,
+        side,
+        context,
+        log_normaliser,
+        _Asked(jnp.zeros(()) if wanted[0] else None, tap if wanted[1] else None),
+    )
+    return context.astype(value.dtype), kept
+
+
+def _attend_backward(plan, kept, upstream):
+    if isinstance(upstream, jax.custom_derivatives.SymbolicZero):
+        upstream = jnp.zeros(upstream.shape, upstream.dtype)
+    num_heads, num_kv_heads = kept.query.shape[1], kept.key.shape[1]
+    bias, side, axes = _by_head(kept.bias, kept.side)
+    backward = jax.vmap(
+        _one_by_one(functools.partial(_backward, plan), plan),
+        in_axes=(1, 1, 1, *axes, 1, 0, 1, _Asked(None, 0)),
+        out_axes=(1, 1, 1, 0, 0),
+    )
+    query, key, value, bias, tap = backward(
+        kept.query,
+        attention.repeat_heads(kept.key, num_heads),
+        attention.repeat_heads(kept.value, num_heads),
+        bias,
+        side,
+        kept.context,
+        kept.log_normaliser,
+        upstream,
+        kept.asked,
+    )
+    if bias is not None and len(kept.bias) == 1:
+        bias = jnp.sum(bias, axis=0, keepdims=True)
+    gradient = (
+        query,
+        laws.group_gradient(key, num_kv_heads),
+        laws.group_gradient(value, num_kv_heads),
+        bias,
+    )
+    inputs = (kept.query, kept.key, kept.value, kept.bias)
+    return (
+        *(
+            None if g is None else g.astype(i.dtype)
+            for g, i in zip(gradient, inputs, strict=True)
+        ),
+        None,
+        tap,
+    )
+
+
+_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+
+
+def _contexts(plan, query, key, value, bias, side):
+    """Contexts (T, H, d_v) in the precision of the sums; log normalisers (H, T)."""
+    num_heads = query.shape[1]
+    bias, side, axes = _by_head(bias, side)
+    forward = jax.vmap(
+        _one_by_one(functools.partial(_forward, plan), plan),
+        in_axes=(1, 1, 1, *axes),
+        out_axes=(1, 0),
+    )
+    key = attention.repeat_heads(key, num_heads)
+    return forward(query, key, attention.repeat_heads(value, num_heads), bias, side)
+
+
+def _by_head(bias, side: _Side):
+    """Bias and side without the head axis that they share, and the axes for `vmap`."""
+
+    def split(array):
+        shared = array is None or len(array) == 1
+        return (array if array is None else array[0], None) if shared else (array, 0)
+
+    (bias, bias_axis), (mask, mask_axis) = split(bias), split(side.mask)
+    dropout_axes = None if side.dropout is None else (None, 0)
+    axes = (bias_axis, _Side(mask_axis, None, dropout_axes))
+    return bias, side._replace(mask=mask), axes
+
+
+def _one_by_one(function: Callable, plan: _Plan) -> Callable:
+    """On CPU `vmap` becomes a loop: each head and example then has a block in cache.
+
+    Measured on x86, forward and backward: 1.3 to 2 times as fast from blocks of 256 on,
+    about the same at 128, up to twice as slow at 32.
+    """
+    if jax.default_backend() == "cpu" and plan.rows * plan.columns >= 128 * 128:
+        return jax.custom_batching.sequential_vmap(function)
+    return function
+
+
+# --- one head: queries (T, d_k), sources (S, d_k) and (S, d_v)
+
+_cut = jax.lax.dynamic_slice_in_dim
+
+
+class _Tile(NamedTuple):
+    """A block of queries against a block of sources.
+
+    The last blocks are moved back to end where the arrays end, so that nothing need be
+    padded; what the block before has done is then not new.
+    """
+
+    query: jax.Array  # its first
+    source: jax.Array  # its first
+    new_source: jax.Array  # its first that is new
+    partly: bool  # whether some pair may be out of sight
+
+
+class _Sums(NamedTuple):
+    """What a backward pass adds up over all queries; None: not asked for."""
+
+    key: jax.Array  # (S, d_k)
+    value: jax.Array  # (S, d_v)
+    bias: jax.Array | None  # (1 or T, 1 or S)
+    usage: jax.Array | None  # (S,)
+
+
+class _RowSums(NamedTuple):
+    """What a backward pass adds up over the sources, of each query, (rows,)."""
+
+    entropy: jax.Array
+    pressure: jax.Array  # Σ_j a_ij A_ij²
+    steepness: jax.Array  # Σ_j (∂L/∂s_ij)²
+    advantage: jax.Array  # max_j |A_ij|
+    in_sight: jax.Array  # how many sources
+
+
+def _forward(plan, query, key, value, bias, side):
+    """Contexts (T, d_v) and log normalisers (T,), +inf where nothing is in sight."""
+    query, key, value = (_for_sums(array) for array in (query, key, value))
+    (length, depth), sources = query.shape, len(key)
+    query_t = query.T / math.sqrt(depth)
+    value_and_one_t = attention.append_one(value).T
+
+    def rows(results, first, new):
+        del new  # what is not new comes out as before
+        query_block_t = _cut(query_t, first, plan.rows, axis=1)
+
+        def step(tile, carry):
+            largest, summed = carry
+            score = _scores(plan, tile, query_block_t, key, bias, side)
+            larger = jnp.maximum(largest, jnp.max(score, axis=0))
+            # -inf - (-inf) would be NaN while nothing is in sight.
+            shift = jnp.where(larger == -jnp.inf, 0, larger)
+            exponential = jnp.exp(score - shift[None])
+            content_t = _cut(value_and_one_t, tile.source, plan.columns, axis=1)
+            if side.dropout is None:
+                added = _dot(plan, content_t, exponential)
+            else:  # the normaliser knows nothing of dropout
+                kept = _dropout(plan, tile, side.dropout, length, sources)
+                added = _dot(plan, content_t, kept * exponential)
+                added = added.at[-1].set(jnp.sum(exponential, axis=0))
+            return larger, summed * jnp.exp(largest - shift)[None] + added
+
+        nothing = (
+            jnp.full(plan.rows, -jnp.inf, query.dtype),
+            jnp.zeros((len(value_and_one_t), plan.rows), query.dtype),
+        )
+        largest, summed = _over_sources(plan, step, nothing, first, sources, side)
+        blind = largest == -jnp.inf
+        normaliser = jnp.where(blind, 1, summed[-1])
+        context = (summed[:-1] / normaliser[None]).T
+        log_normaliser = jnp.where(blind, jnp.inf, largest + jnp.log(normaliser))
+        return _put(results, (context, log_normaliser), first)
+
+    results = (
+        jnp.zeros((length, value.shape[1]), query.dtype),
+        jnp.zeros(length, query.dtype),
+    )
+    return _over_queries(plan, rows, results, length)
+
+
+def _backward(
+    plan, query, key, value, bias, side, context, log_normaliser, upstream, asked
+):
+    """Gradients of query, key, value and bias, and the statistics; None: not asked."""
+    dtype = context.dtype
+    query, key, value, upstream = (
+        _for_sums(array) for array in (query, key, value, upstream)
+    )
+    (length, depth), sources = query.shape, len(key)
+    scale = 1 / math.sqrt(depth)
+    query = query * scale
+    query_t, key_t, upstream_t = query.T, key.T, upstream.T
+    wide_query, wide_upstream = _widen(query), _widen(upstream)
+    expected = jnp.sum(upstream * context, axis=1)  # E_i[b] = u_i·g_i
+    tapped = asked.tap is not None
+
+    def rows(carry, first, new):
+        query_gradient, sums, totals = carry
+        query_block = _cut(wide_query, first, plan.rows)
+        query_block_t = _cut(query_t, first, plan.rows, axis=1)
+        upstream_block = _cut(wide_upstream, first, plan.rows)
+        upstream_block_t = _cut(upstream_t, first, plan.rows, axis=1)
+        mean = _cut(expected, first, plan.rows)[None]
+        is_new = first + _count(plan.rows) >= new
+        # exp(s - inf) = 0: what is not new weighs nothing, and what is blind.
+        shift = jnp.where(is_new, _cut(log_normaliser, first, plan.rows), jnp.inf)[None]
+
+        def step(tile, carry):
+            query_gradient_t, sums, row_sums = carry
+            score = _scores(plan, tile, query_block_t, key, bias, side)
+            weight = jnp.exp(score - shift)
+            value_block = _cut(value, tile.source, plan.columns)
+            compatibility = _dot(plan, value_block, upstream_block_t)
+            looked = weight
+            if side.dropout is not None:
+                kept = _dropout(plan, tile, side.dropout, length, sources)
+                compatibility, looked = kept * compatibility, kept * weight
+            centred = compatibility - mean  # -A_ij
+            slope = weight * centred  # ∂L/∂s_ij
+            key_block_t = _cut(key_t, tile.source, plan.columns, axis=1)
+            query_gradient_t += _dot(plan, key_block_t, slope)
+            sums = sums._replace(
+                key=_add(sums.key, _dot(plan, slope, query_block), tile.source),
+                value=_add(sums.value, _dot(plan, looked, upstream_block), tile.source),
+            )
+            if asked.bias is not None:
+                sums = sums._replace(bias=_add_tile(plan, sums.bias, slope.T, tile))
+            if tapped:
+                usage = _add(sums.usage, jnp.sum(weight, axis=1), tile.source)
+                sums = sums._replace(usage=usage)
+                row_sums = _note(row_sums, tile, bias, score, shift, weight, centred)
+            return query_gradient_t, sums, row_sums
+
+        carry = (
+            jnp.zeros((depth, plan.rows), dtype),
+            sums,
+            _zeros(_RowSums, plan.rows, dtype) if tapped else None,
+        )
+        query_gradient_t, sums, row_sums = _over_sources(
+            plan, step, carry, first, sources, side
+        )
+        query_gradient = _add(query_gradient, query_gradient_t.T, first)
+        totals = _add_totals(totals, row_sums, is_new) if tapped else None
+        return query_gradient, sums, totals
+
+    carry = (
+        jnp.zeros_like(query),
+        _Sums(
+            key=jnp.zeros((sources, wide_query.shape[1]), dtype),
+            value=jnp.zeros((sources, wide_upstream.shape[1]), dtype),
+            bias=None if asked.bias is None else jnp.zeros(bias.shape, dtype),
+            usage=jnp.zeros(sources, dtype) if tapped else None,
+        ),
+        _zeros(_Totals, (), dtype) if tapped else None,
+    )
+    query_gradient, sums, totals = _over_queries(plan, rows, carry, length)
+    tap = _statistics(totals, sums, asked.tap) if tapped else None
+    key_gradient, value_gradient = sums.key[:, :depth], sums.value[:, : value.shape[1]]
+    return query_gradient * scale, key_gradient, value_gradient, sums.bias, tap
+
+
+def _scores(plan, tile: _Tile, query_t, key, bias, side) -> jax.Array:
+    """Scores of a tile, transposed (columns, rows); -inf where out of sight."""
+    score = _dot(plan, _cut(key, tile.source, plan.columns), query_t)
+    if bias is not None:
+        score += _cut_tile(plan, bias, tile).astype(score.dtype).T
+    if not tile.partly:
+        return score
+    source = (tile.source + _count(plan.columns))[:, None]
+    query = (tile.query + _count(plan.rows))[None]
+    in_sight = source >= tile.new_source
+    if plan.low is not None:
+        in_sight &= source >= query + plan.low
+    if plan.high is not None:
+        in_sight &= source <= query + plan.high
+    if side.key_length is not None:
+        in_sight &= source < side.key_length
+    if side.mask is not None:
+        in_sight &= _cut_tile(plan, side.mask, tile).T
+    return jnp.where(in_sight, score, -jnp.inf)
+
+
+def _dropout(plan, tile: _Tile, dropout, length: int, sources: int) -> jax.Array:
+    """c_ij of a tile, transposed: 0 or 1 / (1 - rate).
+
+    The random bits of element n of an array are threefry(key, n), n in two words, as
+    `jax.random.bits` counts them; so a tile needs no more than its own.
+    """
+    words, slot = dropout
+    row = slot * np.uint32(length) + (tile.query + _count(plan.rows)).astype(np.uint32)
+    high, low = _multiply(row, sources)
+    source = (tile.source + _count(plan.columns)).astype(np.uint32)
+    low, before = low[None] + source[:, None], low[None]
+    high = high[None] + (low < before).astype(np.uint32)
+    words = [jnp.broadcast_to(word, low.shape) for word in words]
+    one, other = threefry2x32_p.bind(*words, high, low)
+    uniform = ((one ^ other) >> 9).astype(jnp.float32) * np.float32(2**-23)
+    kept = uniform < np.float32(1 - plan.dropout_rate)
+    return jnp.where(kept, 1 / (1 - plan.dropout_rate), 0)
+
+
+def _multiply(array: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
+    """High and low words of the products of 32-bit numbers, by halves."""
+    high, low = array >> 16, array & 0xFFFF
+    factor_high, factor_low = np.uint32(factor >> 16), np.uint32(factor & 0xFFFF)
+    outer, inner = high * factor_low, low * factor_high
+    product = low * factor_low
+    middle = (product >> 16) + (outer & 0xFFFF) + (inner & 0xFFFF)
+    return (
+        high * factor_high + (outer >> 16) + (inner >> 16) + (middle >> 16),
+        (middle << 16) | (product & 0xFFFF),
+    )
+
+
+# --- statistics
+
+
+class _Totals(NamedTuple):
+    """Row sums, added up over the queries."""
+
+    entropy: jax.Array
+    relative_entropy: jax.Array
+    choices: jax.Array  # queries with two sources in sight, or more
+    pressure: jax.Array
+    steepness: jax.Array
+    advantage: jax.Array  # the largest
+    blind: jax.Array
+
+
+def _note(sums: _RowSums, tile, bias, score, shift, weight, centred) -> _RowSums:
+    """Adds a tile to the sums of its queries."""
+    surprise = shift - score  # -log a_ij
+    advantage = jnp.abs(centred)
+    in_sight = jnp.full(len(sums.in_sight), len(score), weight.dtype)
+    if tile.partly or bias is not None:
+        seen = score != -jnp.inf  # a NaN is seen, and shows
+        surprise = jnp.where(seen, surprise, 0)
+        advantage = jnp.where(seen, advantage, 0)
+        in_sight = jnp.sum(seen, axis=0, dtype=weight.dtype)
+    slope = weight * centred
+    return _RowSums(
+        entropy=sums.entropy + jnp.sum(weight * surprise, axis=0),
+        pressure=sums.pressure + jnp.sum(slope * centred, axis=0),
+        steepness=sums.steepness + jnp.sum(slope**2, axis=0),
+        advantage=jnp.maximum(sums.advantage, jnp.max(advantage, axis=0)),
+        in_sight=sums.in_sight + in_sight,
+    )
+
+
+def _add_totals(totals: _Totals, sums: _RowSums, is_new: jax.Array) -> _Totals:
+    """Adds the queries of a block that are new."""
+    sums = jax.tree.map(lambda row: jnp.where(is_new, row, 0), sums)
+    choice = sums.in_sight > 1
+    relative = sums.entropy / jnp.log(jnp.where(choice, sums.in_sight, 2))
+    return _Totals(
+        entropy=totals.entropy + jnp.sum(sums.entropy),
+        relative_entropy=totals.relative_entropy
+        + jnp.sum(jnp.where(choice, relative, 0)),
+        choices=totals.choices + jnp.sum(choice),
+        pressure=totals.pressure + jnp.sum(sums.pressure),
+        steepness=totals.steepness + jnp.sum(sums.steepness),
+        advantage=jnp.maximum(totals.advantage, jnp.max(sums.advantage)),
+        blind=totals.blind + jnp.sum(is_new & (sums.in_sight == 0)),
+    )
+
+
+def _statistics(totals: _Totals, sums: _Sums, tap: LawStatistics) -> LawStatistics:
+    """The statistics of a head, in the dtypes of its tap."""
+    statistics = LawStatistics(
+        routing_entropy=totals.entropy,
+        relative_entropy=totals.relative_entropy / jnp.maximum(totals.choices, 1),
+        routing_pressure=totals.pressure,
+        score_gradient_norm=jnp.sqrt(totals.steepness),
+        largest_advantage=totals.advantage,
+        column_usage=sums.usage,
+        value_gradient_norm=jnp.sqrt(jnp.sum(sums.value**2)),
+        blind_rows=totals.blind,
+    )
+    return jax.tree.map(lambda s, t: s.astype(t.dtype), statistics, tap)
+
+
+def _zeros(kind: type, shape, dtype):
+    """A NamedTuple of zeros."""
+    return kind(*(jnp.zeros(shape, dtype) for _ in kind._fields))
+
+
+# --- loops over blocks
+
+
+def _over_queries(plan, function: Callable, carry, length: int):
+    """Makes carry = function(carry, first, new) for every block of queries.
+
+    `first` is the first query of a block, `new` the first that no block before had.
+    """
+
+    def block(number, carry):
+        new = number * plan.rows
+        return function(carry, jnp.minimum(new, length - plan.rows), new)
+
+    return _repeat(0, -(-length // plan.rows), block, carry)
+
+
+def _over_sources(plan, function: Callable, carry, query, sources: int, side: _Side):
+    """Makes carry = function(tile, carry) for every tile with something in sight.
+
+    Blocks of sources that all queries of the block see, from `inner` to `outer`, are a
+    loop of their own, without masks: most of the work of a long causal head.
+    """
+    blocks = -(-sources // plan.columns)
+    limits = (plan.low, plan.high, side.key_length, side.mask)
+    partly = sources % plan.columns > 0 or any(x is not None for x in limits)
+    whole = side.mask is None and (blocks > 1 or not partly)
+
+    end = sources if side.key_length is None else jnp.minimum(side.key_length, sources)
+    begin, inner, outer = 0, 0, end if whole else 0
+    if plan.low is not None:
+        begin = query + plan.low
+        inner = begin + plan.rows - 1
+    if plan.high is not None:
+        outer = jnp.minimum(query + plan.high + 1, outer)
+        end = jnp.minimum(query + plan.rows + plan.high, end)
+    begin = jnp.clip(begin // plan.columns, 0, blocks)
+    end = jnp.clip(-(-end // plan.columns), begin, blocks)
+    inner = jnp.clip(-(-inner // plan.columns), begin, end)
+    outer = jnp.clip(outer // plan.columns, inner, end)
+
+    def tile(block, partly):
+        new = block * plan.columns
+        return _Tile(query, jnp.minimum(new, sources - plan.columns), new, partly)
+
+    if whole:
+        carry = _repeat(
+            inner, outer, lambda block, c: function(tile(block, False), c), carry
+        )
+    if partly:
+
+        def outside(number, carry):
+            block = begin + number
+            block += jnp.where(block >= inner, outer - inner, 0)
+            return function(tile(block, True), carry)
+
+        carry = _repeat(0, inner - begin + end - outer, outside, carry)
+    return carry
+
+
+def _repeat(begin, end, body: Callable, carry):
+    """A loop whose counter has 32 bits under float64 as well."""
+    return jax.lax.fori_loop(jnp.int32(begin), jnp.int32(end), body, carry)
+
+
+def _count(size: int) -> np.ndarray:
+    return np.arange(size, dtype=np.int32)
+
+
+def _put(arrays, blocks, first):
+    """Writes blocks of rows."""
+    return jax.tree.map(
+        lambda array, block: jax.lax.dynamic_update_slice_in_dim(
+            array, block, first, 0
+        ),
+        arrays,
+        blocks,
+    )
+
+
+def _add(array: jax.Array, block: jax.Array, first) -> jax.Array:
+    """Adds a block of rows."""
+    return _put(array, _cut(array, first, len(block)) + block, first)
+
+
+def _cut_tile(plan, array: jax.Array, tile: _Tile) -> jax.Array:
+    """The tile of a mask or bias (1 or T, 1 or S): (1 or rows, 1 or columns)."""
+    start, size = _corner(plan, array, tile)
+    return jax.lax.dynamic_slice(array, start, size)
+
+
+def _add_tile(plan, array: jax.Array, block: jax.Array, tile: _Tile) -> jax.Array:
+    """Adds a block (rows, columns) to what (1 or T, 1 or S) is shared by."""
+    start, size = _corner(plan, array, tile)
+    block = laws.score_bias_gradient(block, size)
+    block += jax.lax.dynamic_slice(array, start, size)
+    return jax.lax.dynamic_update_slice(array, block, start)
+
+
+def _corner(plan, array: jax.Array, tile: _Tile):
+    full = (tile.query, plan.rows), (tile.source, plan.columns)
+    found = [
+        (np.int32(0), 1) if size == 1 else part
+        for size, part in zip(array.shape, full, strict=True)
+    ]
+    return zip(*found, strict=True)
+
+
+def _dot(plan, left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.matmul(left, right, precision=plan.precision)
+
+
+def _widen(array: jax.Array) -> jax.Array:
+    """Columns of zeros up to a multiple of 16, a register of which holds 16 numbers.
+
+    Measured on x86: products (sources, queries) x (queries, 15) take 1.6 times as long
+    as with 16 columns.
+    """
+    return jnp.pad(array, ((0, 0), (0, -array.shape[1] % 16)))
+
+
+def _for_sums(array: jax.Array) -> jax.Array:
+    """In the precision of the sums: half precisions are summed in float32."""
+    return array.astype(jnp.float32) if array.dtype.itemsize < 4 else array
+
+
+# --- arguments
+
+
+def _block_sizes(asked, length: int, sources: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a block.
+
+    Measured on x86: products of wide heads need large blocks to use several cores,
+    narrow ones are bound by what is done for each score, which should stay in cache.
+    """
+    if asked is None:
+        large = jax.default_backend() != "cpu" or width >= 32
+        asked = 512 if large else 256
+    rows, columns = (asked, asked) if isinstance(asked, int) else asked
+    if rows < 1 or columns < 1:
+        raise ValueError(f"block_size={asked!r}: allowed: whole numbers, at least 1")
+    return min(rows, length), min(columns, sources)
+
+
+def _band(causal: bool, window, shift: int) -> tuple[int | None, int | None]:
+    """Which sources a query sees: from i + low to i + high."""
+    before, after = (
+        (window, window) if isinstance(window, int) else window or (None,) * 2
+    )
+    for side in (before, after):
+        if side is not None and side < 0:
+            raise ValueError(f"window={window!r}: allowed: numbers from 0, or None")
+    if causal:
+        after = 0
+    return (
+        None if before is None else shift - before,
+        None if after is None else shift + after,
+    )
+
+
+def _check_arrays(query, key, value) -> None:
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim or query.ndim not in (2, 3):
+        raise ValueError(f"{shapes}: allowed: (T, H, d), or (T, d) without heads")
+    if query.shape[-1] != key.shape[-1] or key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            f"{shapes}: allowed: query as wide as key, key as long as value"
+        )
+    if query.ndim == 3 and query.shape[1] % key.shape[1] > 0:
+        raise ValueError(
+            f"{shapes}: allowed: a multiple of the key's heads as queries'"
+        )
+    if 0 in query.shape + key.shape + value.shape:
+        raise ValueError(f"{shapes}: allowed: no empty axis")
+    dtypes = {array.dtype.name for array in (query, key, value)}
+    if len(dtypes) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+        raise ValueError(f"dtypes {sorted(dtypes)}: allowed: one floating-point type")
+
+
+def _check_cover(name: str, array, shape: tuple[int, ...]):
+    """Raises where `array` does not broadcast to the scores; gives it three axes."""
+    if array is None:
+        return None
+    array = jnp.asarray(array)
+    wrong = len(array.shape) > len(shape) or any(
+        size not in (1, full)
+        for size, full in zip(array.shape[::-1], shape[::-1], strict=False)
+    )
+    if wrong:
+        raise ValueError(f"{name} {array.shape}: allowed: what broadcasts to {shape}")
+    if name == "mask" and array.dtype != bool:
+        raise ValueError(f"mask of {array.dtype}: allowed: bool, True where i may look")
+    if name == "bias" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f"bias of {array.dtype}: allowed: floating point")
+    return array.reshape((1,) * (3 - array.ndim) + array.shape)
+
+
+def _check_tap(tap, heads: tuple[int, ...], sources: int) -> None:
+    if tap is None:
+        return
+    for name, leaf in tap._asdict().items():
+        shape = (*heads, sources) if name == "column_usage" else heads
+        if leaf.shape != shape:
+            raise ValueError(f"tap.{name} {leaf.shape}: allowed: {shape}; see zero_tap")
+
+
+def _check_dropout(rate: float, key, slot, num_heads: int):
+    """Two words of the key and the slot of each head; None without dropout."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout_rate={rate!r}: allowed: 0 <= rate < 1")
+    if rate == 0:
+        return None
+    if key is None:
+        raise ValueError(f"dropout_key=None with dropout_rate={rate}: allowed: a key")
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(key)
+    else:
+        data = key
+    if data.shape != (2,):  # of another generator: draw a key for this one
+        data = jax.random.bits(key, (2,), jnp.uint32)
+    slot = _count(num_heads) if slot is None else slot
+    if slot.shape != (num_heads,):
+        raise ValueError(f"dropout_slot {slot.shape}: allowed: ({num_heads},)")
+    return (data[0], data[1]), slot.astype(np.uint32)

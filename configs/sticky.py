@@ -48,7 +48,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "checkpoint_every": 100,  # steps, at the next evaluation
             "batch_size": 1,  # sequences per step
             "fresh": False,  # a new sequence every step, or always the same
-            "gradient": "laws",  # or "autodiff"
+            "gradient": "streaming",  # or "laws" of one head, or "autodiff"
             "vmap_seeds": 0,  # seeds side by side; 0: 1 on CPU, all elsewhere
             "snapshot_seed": 0,  # whose attention map is kept
             "snapshot_length": 64,  # and how much of it

@@ -5,8 +5,8 @@
     linen.MultiHeadDotProductAttention(
         ..., attention_fn=partial(flax_attention.dot_product_attention, tap=tap))
 
-Letters in shapes: T queries, S sources, H heads, H_kv key-value heads; `...` are axes of
-examples, any number.
+Letters in shapes: T queries, S sources, H heads, H_kv key-value heads; `...` are any
+number of axes of examples.
 """
 
 import math
@@ -203,5 +203,6 @@ def _check_tap(tap, shape: tuple[int, ...]) -> None:
     *leading, _, sources = shape
     if tap is not None and tap.column_usage.shape != (*leading, sources):
         raise ValueError(
-            f"tap of {tap.column_usage.shape}: allowed: zero_tap({sources}, {(*leading,)})"
+            f"tap of {tap.column_usage.shape}: allowed:"
+            f" zero_tap({sources}, {(*leading,)})"
         )

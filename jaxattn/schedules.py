@@ -79,7 +79,7 @@ def by_autodiff(
 
 
 GRADIENTS = {"streaming": by_streaming, "laws": by_laws, "autodiff": by_autodiff}
-causal_laws = functools.partial(by_laws, causal=True)
+causal_gradient = functools.partial(by_streaming, causal=True)
 
 
 def over_sequences(gradient_function: GradientFunction) -> GradientFunction:
@@ -104,7 +104,7 @@ def over_sequences(gradient_function: GradientFunction) -> GradientFunction:
 
 def gradient(
     tx: optax.GradientTransformation,
-    loss_and_gradient: GradientFunction = causal_laws,
+    loss_and_gradient: GradientFunction = causal_gradient,
 ) -> Schedule:
     """Gradient steps of any optax transformation.
 
@@ -112,7 +112,7 @@ def gradient(
 
     Args:
       tx: an optax transformation; its rates may be traced.
-      loss_and_gradient: of one sequence; default the laws under a causal mask.
+      loss_and_gradient: of one sequence; default `by_streaming`, causal.
 
     Returns:
       Schedule.
@@ -136,7 +136,7 @@ def two_timescale(
     routing_rate: jax.typing.ArrayLike,
     value_rate: jax.typing.ArrayLike,
     output_rate: jax.typing.ArrayLike,
-    loss_and_gradient: GradientFunction = causal_laws,
+    loss_and_gradient: GradientFunction = causal_gradient,
 ) -> Schedule:
     """Gradient descent with a rate for each role; EM-like where values are fast.
 
@@ -148,7 +148,7 @@ def two_timescale(
       routing_rate: η_QK.
       value_rate: η_V.
       output_rate: η_O.
-      loss_and_gradient: of one sequence; default the laws under a causal mask.
+      loss_and_gradient: of one sequence; default `by_streaming`, causal.
 
     Returns:
       Schedule.

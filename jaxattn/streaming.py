@@ -564,15 +564,16 @@ def _add_totals(totals: _Totals, sums: _RowSums, is_new: jax.Array) -> _Totals:
     sums = jax.tree.map(lambda row: jnp.where(is_new, row, 0), sums)
     choice = sums.in_sight > 1
     relative = sums.entropy / jnp.log(jnp.where(choice, sums.in_sight, 2))
+    blind = is_new & (sums.in_sight == 0)
+    dtype = sums.entropy.dtype
     return _Totals(
         entropy=totals.entropy + jnp.sum(sums.entropy),
-        relative_entropy=totals.relative_entropy
-        + jnp.sum(jnp.where(choice, relative, 0)),
-        choices=totals.choices + jnp.sum(choice),
+        relative_entropy=totals.relative_entropy + jnp.sum(relative, where=choice),
+        choices=totals.choices + jnp.sum(choice, dtype=dtype),
         pressure=totals.pressure + jnp.sum(sums.pressure),
         steepness=totals.steepness + jnp.sum(sums.steepness),
         advantage=jnp.maximum(totals.advantage, jnp.max(sums.advantage)),
-        blind=totals.blind + jnp.sum(is_new & (sums.in_sight == 0)),
+        blind=totals.blind + jnp.sum(blind, dtype=dtype),
     )
 
 
@@ -656,8 +657,12 @@ def _over_sources(plan, function: Callable, carry, query, sources: int, side: _S
 
 
 def _repeat(begin, end, body: Callable, carry):
-    """A loop whose counter has 32 bits under float64 as well."""
-    return jax.lax.fori_loop(jnp.int32(begin), jnp.int32(end), body, carry)
+    """A loop whose counter has 32 bits, as all places have, under float64 as well."""
+
+    def counted(number, carry):
+        return body(number.astype(np.int32), carry)
+
+    return jax.lax.fori_loop(jnp.int32(begin), jnp.int32(end), counted, carry)
 
 
 def _count(size: int) -> np.ndarray:

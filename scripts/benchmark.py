@@ -1,11 +1,26 @@
-"""Times the laws against autodiff of the dense forward pass, as ratios.
+"""Times attention by blocks, the laws of one head, and training, as ratios to rivals.
 
-python scripts/benchmark.py [--length=2000] [--repeats=30] [--json=FILE]
+python scripts/benchmark.py [--parts=attention,head,training] [--lengths=4096]
+    [--heads=1] [--length=2000] [--repeats=10] [--json=FILE]
+
+attention: `streaming.attend` with taps, forward and backward, causal, d = 64, against
+    `jax.grad` of dense attention, `jax.nn.dot_product_attention` and, where torch can
+    be imported, its fused `scaled_dot_product_attention`; one row for each of --lengths
+    and --heads. On a GPU in bfloat16, and against cuDNN's too.
+head: loss and gradient of one head of configs/sticky.py, by `streaming.attend` and by
+    `laws.loss_and_gradient`, against autodiff of the dense forward pass.
+training: a seed and step of configs/sticky.py, evaluations and all, on all cores,
+    against an eager loop of torch, dense.
+
+Rivals are timed in turn, in one process; a ratio is the median over repeats of both in
+one turn, with the sign test's interval. The floor of attention is what its arithmetic
+takes at this machine's own rates of a large matrix product and of exponentials.
 """
 
 import contextlib
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -14,19 +29,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from jaxattn import attention, command, report, schedules, stats, sweep
+from jaxattn import attention, command, report, schedules, stats, streaming, sweep
 from jaxattn import config as config_lib
-from jaxattn.tasks.base import Batch
 
-_LENGTH = flags.DEFINE_integer("length", 2000, "symbols of the chain; T is one less", 2)
-_REPEATS = flags.DEFINE_integer("repeats", 30, "interleaved repeats", 6)
-_CALLS = 5  # in a row: a training loop finds its own data in cache, not its rival's
+try:
+    import torch
+except ImportError:  # a rival, not a dependency
+    torch = None
+
+_PARTS = flags.DEFINE_list("parts", ["attention", "head", "training"], "what to time")
+_LENGTHS = flags.DEFINE_list("lengths", ["4096"], "attention: T of each row")
+_HEADS = flags.DEFINE_list("heads", ["1"], "attention: H of each row")
+_LENGTH = flags.DEFINE_integer("length", 2000, "head, training: symbols; T + 1", 2)
+_REPEATS = flags.DEFINE_integer("repeats", 10, "turns; 6 or more have an interval", 1)
 _JSON = flags.DEFINE_string("json", None, "also write the numbers to this file")
 
-Timing = dict[str, list[float]]  # what -> seconds of each repeat
+WIDTH = 64  # d of the attention rows
+# A rival that makes T x T arrays is left out where one turn would need more than this.
+_DENSE_BYTES = 8 * 2**30
+
+Call = Callable[[], object]
+Timing = dict[str, np.ndarray]  # what -> seconds of each repeat
 
 
 def main(overrides: list[tuple[str, str]]) -> int:
@@ -34,71 +61,311 @@ def main(overrides: list[tuple[str, str]]) -> int:
     logging.set_verbosity(logging.WARNING)
     if overrides:
         command.stop(f"unexpected argument '--config.{overrides[0][0]}'")
+    parts = {"attention": time_attention, "head": time_head, "training": time_training}
+    for part in _PARTS.value:
+        if part not in parts:
+            command.stop(f"parts={part!r}: allowed: {', '.join(parts)}")
     path = Path(_JSON.value) if _JSON.value else None
     if path and not path.parent.is_dir():
         command.stop(f"json={str(path)!r}: no such folder; allowed: a file in one")
-    config = config_lib.load(str(Path(__file__).parents[1] / "configs" / "sticky.py"))
-    config.task.length = _LENGTH.value
-    problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
-    sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
-    programs = {
-        name: jax.jit(functools.partial(gradient, causal=True))
-        .lower(problem.params, sequence)
-        .compile()
-        for name, gradient in schedules.GRADIENTS.items()
-    }
-    calls = {
-        name: functools.partial(_call, program, problem.params, sequence)
-        for name, program in programs.items()
-    }
-    found = {}
-    cores = _cores()
-    everything = f"{len(cores)} cores" if cores else jax.devices()[0].device_kind
-    if len(cores) > 1:
-        with _pinned(cores[0]):
-            found["one core"] = _interleaved(calls)
-        found[f"{everything}, a sequence each"] = _interleaved(
-            {name: _at_once(call, len(cores)) for name, call in calls.items()}
-        )
-    found[f"{everything}, one sequence"] = _interleaved(calls)
-
     summary = {
-        "what": "loss and gradient of one head on one sequence, float32, causal",
-        "positions": len(sequence.targets),
-        "repeats": _REPEATS.value,
-        "calls": _CALLS,
         "jax": jax.__version__,
+        "torch": torch and torch.__version__,
         "device": jax.devices()[0].device_kind,
-        "rows": {name: _ratio(timing) for name, timing in found.items()},
+        "cores": os.cpu_count(),
+        "repeats": _REPEATS.value,
     }
-    print(_table(summary))
-    if path:
-        path.write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
+    for part in _PARTS.value:
+        summary[part], text = parts[part]()
+        print(f"{text}\n", flush=True)
+        if path:
+            path.write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
     return 0
 
 
-def _call(program: Callable, params: attention.Params, sequence: Batch) -> None:
-    jax.block_until_ready(program(params, sequence))
+# --- attention
 
 
-def _at_once(call: Callable[[], None], number: int) -> Callable[[], None]:
+def time_attention() -> tuple[dict, str]:
+    """Rows of `streaming.attend` against its rivals, and their text."""
+    rates = matrix_rate(), exponential_rate()
+    found, names = [], []
+    for heads in _whole("heads", _HEADS.value):
+        for length in _whole("lengths", _LENGTHS.value):
+            timing = _in_turn(attention_calls(length, heads))
+            found.append(attention_row(length, heads, timing, *rates))
+            names += [name for name in found[-1]["ratios"] if name not in names]
+    rows = [["T", "H", "attend, ms", *(f"{name} /" for name in names), "floor", "taps"]]
+    for row in found:
+        ratios = [_ratio_text(row["ratios"].get(name)) for name in names]
+        cost = f"{row['over_floor']:.2f} x", f"{100 * row['tap_cost']:.0f} %"
+        head = str(row["length"]), str(row["heads"]), f"{row['attend_ms']:.1f}"
+        rows.append([*head, *ratios, *cost])
+    kind = jnp.dtype(_attention_dtype()).name
+    return {"rates": rates, "rows": found}, (
+        f"attention, forward and backward, causal, {kind}, d = {WIDTH}, taps on; times"
+        f" as long as attend\nfloor: {rates[0] / 1e9:.0f} GFLOP/s in products,"
+        f" {rates[1] / 1e9:.1f} G/s exponentials; taps: of the backward pass\n\n"
+        f"{report.text_table(rows)}"
+    )
+
+
+def attention_calls(length: int, heads: int) -> dict[str, Call]:
+    """The rivals, compiled, on the same numbers."""
+    shape = length, heads, WIDTH
+    arrays = [
+        jax.random.normal(jax.random.key(n), shape, _attention_dtype())
+        for n in range(4)
+    ]
+    calls = {
+        "attend": _gradient_call(_attend, arrays, streaming.zero_tap(length, (heads,))),
+        "no taps": _gradient_call(_attend, arrays),
+        "forward": _compiled(functools.partial(_attend, tap=None), *arrays[:3]),
+    }
+    if 5 * heads * length**2 * 4 < _DENSE_BYTES:
+        calls["dense"] = _gradient_call(_dense, arrays)
+        calls["jax.nn"] = _gradient_call(_jax_nn, arrays)
+    if jax.default_backend() == "gpu":
+        cudnn = functools.partial(_jax_nn, implementation="cudnn")
+        calls["cuDNN"] = _gradient_call(cudnn, arrays)
+    if torch is not None and jax.default_backend() == "cpu":
+        calls["torch"] = _torch_call(arrays)
+    return calls
+
+
+def _attend(query, key, value, tap):
+    return streaming.attend(query, key, value, causal=True, tap=tap)
+
+
+def _dense(query, key, value, tap):
+    del tap
+
+    def head(query, key, value):
+        score = query @ key.T / math.sqrt(WIDTH)
+        score = jnp.where(attention.causal_mask(len(query)), score, -jnp.inf)
+        return jax.nn.softmax(score) @ value
+
+    if query.shape[1] == 1:  # plain products are faster than batches of one
+        return head(query[:, 0], key[:, 0], value[:, 0])[:, None]
+    return jax.vmap(head, in_axes=1, out_axes=1)(query, key, value)
+
+
+def _jax_nn(query, key, value, tap, implementation=None):
+    del tap
+    batch = (array[None] for array in (query, key, value))
+    return jax.nn.dot_product_attention(
+        *batch, is_causal=True, implementation=implementation
+    )[0]
+
+
+def _gradient_call(function: Callable, arrays: list, tap=None) -> Call:
+    def total(query, key, value, tap, upstream):
+        return jnp.vdot(upstream, function(query, key, value, tap))
+
+    asked = (0, 1, 2) if tap is None else (0, 1, 2, 3)
+    return _compiled(jax.grad(total, asked), *arrays[:3], tap, arrays[3])
+
+
+def _torch_call(arrays: list) -> Call:
+    query, key, value, upstream = (
+        torch.from_numpy(np.array(array).swapaxes(0, 1)[None].copy())
+        for array in arrays
+    )
+    inputs = [array.requires_grad_() for array in (query, key, value)]
+
+    def call():
+        context = torch.nn.functional.scaled_dot_product_attention(
+            *inputs, is_causal=True
+        )
+        return torch.autograd.grad(context, inputs, upstream)
+
+    return call
+
+
+def attention_row(length: int, heads: int, timing: Timing, products, exps) -> dict:
+    """The numbers of one row."""
+    pairs = heads * length * (length + 1) / 2
+    # Two products forward, five backward; one exponential each way.
+    floor = pairs * (7 * 2 * WIDTH / products + 2 / exps)
+    rivals = [n for n in timing if n not in ("attend", "no taps", "forward")]
+    plain = timing["no taps"]
+    return {
+        "length": length,
+        "heads": heads,
+        "attend_ms": _milliseconds(timing["attend"]),
+        "no_taps_ms": _milliseconds(plain),
+        "ratios": {n: _ratio(timing[n], timing["attend"]) for n in rivals},
+        "over_floor": float(np.median(timing["attend"]) / floor),
+        "tap_cost": float(
+            np.median((timing["attend"] - plain) / (plain - timing["forward"]))
+        ),
+    }
+
+
+def matrix_rate() -> float:
+    """Floating-point operations a second of a product of large matrices."""
+    size = 2048
+    array = jnp.ones((size, size), _attention_dtype())
+    return 2 * size**3 / _fastest(_compiled(jnp.matmul, array, array))
+
+
+def exponential_rate() -> float:
+    """Exponentials a second, of numbers that stay in cache."""
+    array, times = jnp.ones((512, 512)), 100
+
+    def repeated(array):
+        return jax.lax.fori_loop(0, times, lambda _, x: jnp.exp(-x), array)
+
+    return times * array.size / _fastest(_compiled(repeated, array))
+
+
+def _fastest(call: Call) -> float:
+    return float(min(_in_turn({"": call})[""]))
+
+
+def _attention_dtype():
+    return jnp.bfloat16 if jax.default_backend() == "gpu" else jnp.float32
+
+
+# --- one head
+
+
+def time_head() -> tuple[dict, str]:
+    """Ways to the gradient of one head of the sticky chain, and their text."""
+    config = _sticky(seeds=1)
+    problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
+    sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
+    calls = {
+        name: _compiled(functools.partial(way, causal=True), problem.params, sequence)
+        for name, way in schedules.GRADIENTS.items()
+    }
+    cores, found = _cores(), {}
+    everything = f"{len(cores)} cores" if cores else jax.devices()[0].device_kind
+    if len(cores) > 1:
+        with _pinned(cores[0]):
+            found["one core"] = _in_turn(calls)
+        at_once = {name: _at_once(call, len(cores)) for name, call in calls.items()}
+        found[f"{everything}, a sequence each"] = _in_turn(at_once)
+    found[f"{everything}, one sequence"] = _in_turn(calls)
+    rows = [["", *(f"{name}, ms" for name in calls), "/ streaming", "/ laws"]]
+    numbers = {}
+    for place, timing in found.items():
+        ratios = {n: _ratio(timing["autodiff"], timing[n]) for n in calls}
+        milliseconds = {n: _milliseconds(seconds) for n, seconds in timing.items()}
+        numbers[place] = {"ms": milliseconds, "autodiff_over": ratios}
+        times = [f"{ms:.2f}" for ms in milliseconds.values()]
+        over = [_ratio_text(ratios[name]) for name in ("streaming", "laws")]
+        rows.append([place, *times, *over])
+    length = len(sequence.targets)
+    return {"length": length, "rows": numbers}, (
+        f"head: loss and gradient of one head of configs/sticky.py, T = {length},"
+        f" float32;\nautodiff of the dense forward pass takes so many times as long\n\n"
+        f"{report.text_table(rows)}"
+    )
+
+
+def _at_once(call: Call, number: int) -> Call:
     """The call in so many threads; as the sweep deals seeds."""
     pool = ThreadPoolExecutor(number)
     return lambda: list(pool.map(lambda _: call(), range(number)))
 
 
-def _interleaved(calls: dict[str, Callable[[], None]]) -> Timing:
-    """Seconds of a call, all in turn, so that a slow moment falls on all alike."""
-    seconds: Timing = {name: [] for name in calls}
-    for call in calls.values():
+# --- training
+
+
+def time_training() -> tuple[dict, str]:
+    """A seed and step of the sticky run, with all that the run does, and the text."""
+    workers = max(len(_cores()), 1)
+    config = _sticky(seeds=4 * workers, steps=10**6, run_arms=("sgd",))
+    program = sweep.build(config, workers=workers)
+    carry = sweep.advance(program, sweep.start(program))
+    seed_steps = config.seeds * config.eval_every
+    calls = {"jaxattn": lambda: sweep.advance(program, carry)}
+    if torch is not None and jax.default_backend() == "cpu":
+        rate = config.arms.sgd.learning_rate
+        calls["torch"] = _torch_training(program.problems, rate, config.eval_every)
+    timing = _in_turn(calls)
+    timing["jaxattn"] = timing["jaxattn"] / seed_steps
+    text = (
+        f"training: configs/sticky.py, arm sgd, {config.seeds} seeds, with evaluations"
+        f" every {config.eval_every} steps, T = {config.task.length - 1}\n\n"
+        f"{_milliseconds(timing['jaxattn']):.2f} ms for a seed and step"
+    )
+    found = {"seed_step_ms": _milliseconds(timing["jaxattn"])}
+    if "torch" in timing:
+        timing["torch"] = timing["torch"] / config.eval_every
+        found["torch_ms"] = _milliseconds(timing["torch"])
+        found["torch_ratio"] = _ratio(timing["torch"], timing["jaxattn"])
+        text += (
+            f"; torch, eager and dense, without evaluations:\n{found['torch_ms']:.1f} ms,"
+            f" {_ratio_text(found['torch_ratio'])} times as long"
+        )
+    return found, text
+
+
+def _torch_training(problems: sweep.Problem, rate: float, steps: int) -> Call:
+    """So many steps of gradient descent on the first seed's sequence."""
+    one = jax.tree.map(lambda leaf: np.array(leaf[0]), problems)
+    weights = [
+        torch.from_numpy(w).requires_grad_() for w in one.params if w is not None
+    ]
+    inputs = torch.from_numpy(one.train.inputs[0])
+    targets = torch.from_numpy(one.train.targets[0]).long()
+    hidden = ~torch.from_numpy(attention.causal_mask(len(targets)))
+
+    def call():
+        for _ in range(steps):
+            w_q, w_k, w_v, w_o = weights
+            score = (inputs @ w_q) @ (inputs @ w_k).T / math.sqrt(w_q.shape[1])
+            weight = torch.softmax(score.masked_fill(hidden, -math.inf), dim=1)
+            logit = weight @ (inputs @ w_v) @ w_o
+            loss = torch.nn.functional.cross_entropy(logit, targets)
+            gradients = torch.autograd.grad(loss, weights)
+            with torch.no_grad():
+                for weight, gradient in zip(weights, gradients, strict=True):
+                    weight -= rate * gradient
+
+    return call
+
+
+def _sticky(**fields):
+    """configs/sticky.py at the length asked for."""
+    config = config_lib.load(str(Path(__file__).parents[1] / "configs" / "sticky.py"))
+    config.task.length = _LENGTH.value
+    config.update(fields)
+    return config
+
+
+# --- timing
+
+
+def _compiled(function: Callable, *arguments) -> Call:
+    program = jax.jit(function).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(program(*arguments))
+
+
+def _in_turn(calls: dict[str, Call]) -> Timing:
+    """Seconds of a call, all in turn, so that a slow moment falls on all alike.
+
+    Short calls are made several times in a row: a training loop finds its own data in
+    cache, not its rival's.
+    """
+    seconds = {name: [] for name in calls}
+    times = {}
+    for name, call in calls.items():
         call()  # the first pays for memory
+        times[name] = max(1, min(5, int(0.2 / _seconds(call, 1))))
     for _ in range(_REPEATS.value):
         for name, call in calls.items():
-            started = time.perf_counter()
-            for _ in range(_CALLS):
-                call()
-            seconds[name].append((time.perf_counter() - started) / _CALLS)
-    return seconds
+            seconds[name].append(_seconds(call, times[name]))
+    return {name: np.array(found) for name, found in seconds.items()}
+
+
+def _seconds(call: Call, times: int) -> float:
+    started = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - started) / times
 
 
 def _cores() -> list[int]:
@@ -125,32 +392,27 @@ def _hold(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def _ratio(timing: Timing) -> dict:
-    laws, autodiff = (np.array(timing[name]) for name in ("laws", "autodiff"))
-    return {
-        "laws_ms": 1e3 * float(np.median(laws)),
-        "autodiff_ms": 1e3 * float(np.median(autodiff)),
-        "ratio": stats.median(autodiff / laws)._asdict(),
-    }
+def _milliseconds(seconds: np.ndarray) -> float:
+    return 1e3 * float(np.median(seconds))
 
 
-def _table(summary: dict) -> str:
-    rows = [["", "laws, ms", "autodiff, ms", "ratio [95 %]"]]
-    for name, row in summary["rows"].items():
-        low, high = row["ratio"]["ci95"]
-        rows.append(
-            [
-                name,
-                f"{row['laws_ms']:.2f}",
-                f"{row['autodiff_ms']:.2f}",
-                f"{row['ratio']['median']:.2f} [{low:.2f}, {high:.2f}]",
-            ]
-        )
-    return (
-        f"{summary['what']}\nT = {summary['positions']}, sizes of"
-        f" configs/sticky.py; medians of {summary['repeats']} interleaved"
-        f"\nrepeats of {summary['calls']} calls\n\n{report.text_table(rows)}\n"
-    )
+def _ratio(rival: np.ndarray, ours: np.ndarray) -> dict:
+    return stats.median(rival / ours)._asdict()
+
+
+def _ratio_text(ratio: dict | None) -> str:
+    if ratio is None:
+        return "-"
+    interval = ratio["ci95"]
+    ends = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
+    return f"{ratio['median']:.2f}{ends}"
+
+
+def _whole(name: str, texts: list[str]) -> list[int]:
+    for text in texts:
+        if not text.isdecimal() or int(text) < 1:
+            command.stop(f"{name}={text!r}: allowed: whole numbers, at least 1")
+    return [int(text) for text in texts]
 
 
 if __name__ == "__main__":

@@ -84,11 +84,12 @@ def test_a_last_stretch_that_is_shorter():
     assert np.isfinite(result.curves["train_loss"]).all()
 
 
-def test_autodiff_gives_the_same_run():
-    laws = run(small_config()).curves
-    autodiff = run(small_config(gradient="autodiff")).curves
+@pytest.mark.parametrize("gradient", ["laws", "autodiff"])
+def test_another_way_to_the_gradient_gives_the_same_run(gradient):
+    default = run(small_config()).curves
+    other = run(small_config(gradient=gradient)).curves
     for name in ("train_loss", "heldout_kl"):
-        np.testing.assert_allclose(laws[name], autodiff[name], atol=2e-5)
+        np.testing.assert_allclose(other[name], default[name], atol=2e-5)
 
 
 def test_side_by_side_gives_the_same_run():

@@ -1,0 +1,111 @@
+"""Trains a small Flax transformer and reads the laws of every head at every step.
+
+    python scripts/tapped_transformer.py [--steps=600] [--seed=0]
+
+The task is induction: random symbols that repeat with a period that differs from
+sequence to sequence. From the second period on all can be foretold, by a head that
+finds where the present symbol stood before and looks one further.
+
+The model is plain flax.nnx. All that is ours is `attention_fn`, and asking `nnx.grad`
+for the taps beside the parameters.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags, logging
+from flax import nnx
+
+from jaxattn import flax_attention, report
+
+_STEPS = flags.DEFINE_integer("steps", 600, "training steps", 1)
+_SEED = flags.DEFINE_integer("seed", 0, "of the weights and the sequences", 0)
+
+SYMBOLS, LENGTH, EXAMPLES, HEADS, WIDTH, LAYERS = 16, 31, 32, 2, 32, 2
+
+
+class Transformer(nnx.Module):
+    """Attention and residuals; no MLP."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        """Draws the weights."""
+        self.embed = nnx.Embed(SYMBOLS, WIDTH, rngs=rngs)
+        self.place = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
+        self.norms = nnx.List(nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(LAYERS))
+        self.layers = nnx.List(
+            nnx.MultiHeadAttention(
+                num_heads=HEADS,
+                in_features=WIDTH,
+                decode=False,
+                attention_fn=flax_attention.TappedAttention(LENGTH, (EXAMPLES, HEADS)),
+                rngs=rngs,
+            )
+            for _ in range(LAYERS)
+        )
+        self.out = nnx.Linear(WIDTH, SYMBOLS, rngs=rngs)
+
+    def __call__(self, symbols: jax.Array) -> jax.Array:
+        """Logits (N, T, SYMBOLS) of symbols (N, T)."""
+        x = self.embed(symbols) + self.place(jnp.arange(LENGTH))[None]
+        for norm, attend in zip(self.norms, self.layers, strict=True):
+            x = x + attend(norm(x), is_causal=True)
+        return self.out(x)
+
+
+def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sequences (N, T + 1) that repeat, and the period of each (N, 1)."""
+    symbol_key, period_key = jax.random.split(key)
+    symbols = jax.random.randint(symbol_key, (EXAMPLES, LENGTH + 1), 0, SYMBOLS)
+    period = jax.random.randint(period_key, (EXAMPLES, 1), LENGTH // 4, LENGTH // 2)
+    place = jnp.arange(LENGTH + 1)[None] % period
+    return jnp.take_along_axis(symbols, place, axis=1), period
+
+
+def loss(model: Transformer, symbols: jax.Array, period: jax.Array) -> jax.Array:
+    """Mean cross-entropy of what can be foretold, nats."""
+    logit = model(symbols[:, :-1])
+    each = optax.softmax_cross_entropy_with_integer_labels(logit, symbols[:, 1:])
+    return jnp.mean(each, where=jnp.arange(LENGTH)[None] >= period)
+
+
+@nnx.jit
+def step(model: Transformer, optimizer: nnx.Optimizer, key: jax.Array):
+    """One step of Adam; the loss, and for each layer its `LawStatistics` (N, H)."""
+    asked = nnx.DiffState(0, nnx.Any(nnx.Param, flax_attention.Tap))
+    value, gradient = nnx.value_and_grad(loss, argnums=asked)(model, *draw(key))
+    parameters, taps = nnx.split_state(gradient, nnx.Param, flax_attention.Tap)
+    optimizer.update(model, parameters)
+    statistics = [
+        taps["layers"][n]["attention_fn"]["tap"].get_value() for n in range(LAYERS)
+    ]
+    return value, statistics
+
+
+def main(_) -> None:
+    """Trains, and prints a table."""
+    logging.set_verbosity(logging.WARNING)
+    root = jax.random.key(_SEED.value)
+    model = Transformer(nnx.Rngs(jax.random.fold_in(root, 0)))
+    optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
+    names = [f"{n + 1}.{h + 1}" for n in range(LAYERS) for h in range(HEADS)]
+    columns = [f"{what} {name}" for what in ("H", "P") for name in names]
+    rows = [["step", "loss", *columns]]
+    for number in range(_STEPS.value):
+        key = jax.random.fold_in(root, number + 1)
+        value, statistics = step(model, optimizer, key)
+        if number % max(_STEPS.value // 10, 1) == 0 or number == _STEPS.value - 1:
+            # The loss is a mean over examples: N times as much is one example's own.
+            entropy = [np.mean(s.relative_entropy, axis=0) for s in statistics]
+            pressure = [
+                EXAMPLES**2 * np.mean(s.routing_pressure, axis=0) for s in statistics
+            ]
+            cells = [f"{x:.2f}" for x in np.ravel(entropy)]
+            cells += [f"{x:.1e}" for x in np.ravel(pressure)]
+            rows.append([str(number), f"{value:.3f}", *cells])
+    print("H: relative entropy, P: routing pressure, of layer.head; means of examples")
+    print(report.text_table(rows))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -191,7 +191,7 @@ def _full_rank(name: str, array, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def _shared(array, examples: int):
-    """An array without the axes of examples that it has one of; for `vmap`, per axis."""
+    """An array without the example axes that are 1 long; the axes `vmap` then takes."""
     if array is None:
         return None, [None] * examples
     single = [axis for axis in range(examples) if array.shape[axis] == 1]

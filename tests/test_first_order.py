@@ -135,6 +135,7 @@ def follow(schedule, params, sample, heldout, steps=5):
     )
 
 
+@pytest.mark.slow
 def test_follow_compares_each_step_with_its_promise(x64):
     params, inputs, targets = random_problem(0, length=40)
     _, *heldout = random_problem(1, length=40)

@@ -102,8 +102,9 @@ def test_two_timescale_is_one_gradient_and_a_rate_for_each_role():
     batch = Batch(inputs, targets)
     rates = {"routing_rate": 0.125, "value_rate": 0.5, "output_rate": 0.25}
     schedule = schedules.two_timescale(**rates)
-    state, info = schedule.step(schedule.init(params), batch, jax.random.key(0))
-    loss, gradient = schedules.causal_gradient(params, batch)
+    step = jax.jit(schedule.step)
+    state, info = step(schedule.init(params), batch, jax.random.key(0))
+    loss, gradient = jax.jit(schedules.causal_gradient)(params, batch)
     assert info.loss == loss
     for name in params._fields:
         roles = {"w_q": "routing", "w_k": "routing", "w_v": "value"}
@@ -130,8 +131,9 @@ def test_several_sequences_are_averaged(x64):
     params = problems[0][0]
     batches = [Batch(inputs, targets) for _, inputs, targets in problems]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    together = schedules.over_sequences(schedules.causal_gradient)(params, stacked)
-    apart = [schedules.causal_gradient(params, batch) for batch in batches]
+    one = jax.jit(schedules.causal_gradient)
+    together = jax.jit(schedules.over_sequences(one))(params, stacked)
+    apart = [one(params, batch) for batch in batches]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *apart)
     assert relative_error(together, mean) < 1e-14
 

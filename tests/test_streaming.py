@@ -438,8 +438,8 @@ def test_taps_under_scan_and_remat_are_each_layer_s_own(x64):
 def test_a_tap_changes_nothing_else(x64):
     arrays = heads(0, 20, 20)
     tap = streaming.zero_tap(20, (2,), np.float64)
-    query, _ = tapped(*arrays, tap, causal=True)
-    np.testing.assert_array_equal(query, tapped(*arrays, None, causal=True)[0])
+    run = jax.jit(functools.partial(tapped, causal=True))
+    np.testing.assert_array_equal(run(*arrays, tap)[0], run(*arrays, None)[0])
 
 
 # --- dropout
@@ -449,7 +449,7 @@ def test_dropout_does_not_depend_on_the_blocks():
     arrays = heads(0, 50, 70, dtype=np.float32)
     options = {"dropout_rate": 0.3, "dropout_key": jax.random.key(1)}
     results = [
-        gradients(*arrays, block_size=size, **options) for size in (None, 16, (7, 64))
+        gradients(*arrays, block_size=size, **options) for size in (None, (7, 64))
     ]
     for other in results[1:]:
         assert relative_error(other, results[0]) < 1e-5

@@ -9,6 +9,7 @@ Letters in shapes: T queries, S sources, H heads, H_kv key-value heads; `...` ar
 number of axes of examples.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -32,7 +33,8 @@ class TappedAttention(nnx.Module):
     nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Any(nnx.Param, Tap)))(model)
 
     A loss that is a mean over N examples has u, A and their norms 1/N as large as those
-    of one example's loss.
+    of one example's loss. The tap fits one shape of calls; for others, to evaluate say,
+    set the layer's `attention_fn` to `dot_product_attention`.
     """
 
     def __init__(self, num_sources: int, leading: tuple[int, ...], dtype=jnp.float32):
@@ -40,7 +42,7 @@ class TappedAttention(nnx.Module):
 
         Args:
           num_sources: S of every call.
-          leading: its axes of examples, then H.
+          leading: axes of examples of every call, then H.
           dtype: of the statistics.
         """
         self.tap = Tap(streaming.zero_tap(num_sources, leading, dtype))
@@ -76,9 +78,10 @@ def dot_product_attention(
 
     g_i = Σ_j c_ij a_ij v_j of `streaming.attend`, c_ij what dropout leaves
 
-    Same outputs, gradients and dropout masks as theirs (masks: for threefry keys, not
-    under float64), without T x S arrays. A query that may look nowhere gets zeros, with
-    theirs the mean of all values; the softmax is never in less than float32.
+    Same outputs, gradients and dropout masks as theirs (masks: see `dropout_key` of
+    `attend`), without T x S arrays but for the gradient of a bias. A query that may
+    look nowhere gets zeros, with theirs the mean of all values; the softmax is never in
+    less than float32.
 
     Args:
       query: (..., T, H, d_k).
@@ -94,8 +97,7 @@ def dot_product_attention(
       precision: of the matrix products.
       module: must be None: there are no weights to sow; use a tap.
       promote_dtype: must be None: the conversion is Flax's.
-      is_causal: i sees sources j ≤ i, both counted from the first; where T and S
-        differ, a mask of T x S is made for it.
+      is_causal: i sees sources j ≤ i, both counted from the first.
       force_fp32_for_softmax: always done.
       einsum_dot_general: must be None, as the next two: the products are ours.
       qk_attn_weights_einsum: must be None.
@@ -126,12 +128,9 @@ def dot_product_attention(
     sources = key.shape[-3]
     shape = (*examples, num_heads, length, sources)
 
-    mask, bias = _full_rank("mask", mask, shape), _full_rank("bias", bias, shape)
+    mask = streaming.full_rank("mask", mask, shape)
+    bias = streaming.full_rank("bias", bias, shape)
     mask = None if mask is None else mask.astype(bool)
-    if is_causal and length != sources:
-        causal = jnp.asarray(np.tri(length, sources, dtype=bool))
-        causal = _full_rank("mask", causal, shape)
-        mask = causal if mask is None else mask & causal
     slots = None
     if deterministic:
         dropout_rate = 0.0
@@ -142,14 +141,15 @@ def dot_product_attention(
         slots = (
             slots[(slice(0, 1),) * len(examples)] * 0 if broadcast_dropout else slots
         )
-    _check_tap(tap, shape)
+    streaming.check_tap(tap, shape[:-2], sources)
 
     def one(query, key, value, mask, bias, slots, tap):
         return streaming.attend(
             query,
             key,
             value,
-            causal=is_causal and length == sources,
+            # `attend` aligns the last of both, Flax the first.
+            window=(None, length - sources) if is_causal else None,
             mask=mask,
             bias=bias,
             dropout_rate=dropout_rate,
@@ -177,19 +177,6 @@ def _refuse(**options) -> None:
             raise ValueError(f"{name}={type(option).__name__}: allowed: None{why}")
 
 
-def _full_rank(name: str, array, shape: tuple[int, ...]) -> jax.Array | None:
-    """An array that broadcasts to `shape`, with as many axes."""
-    if array is None:
-        return None
-    array = jnp.asarray(array)
-    full = (1,) * (len(shape) - array.ndim) + array.shape
-    if len(full) > len(shape) or any(
-        size not in (1, wanted) for size, wanted in zip(full, shape, strict=True)
-    ):
-        raise ValueError(f"{name} {array.shape}: allowed: what broadcasts to {shape}")
-    return array.reshape(full)
-
-
 def _shared(array, examples: int):
     """An array without the example axes that are 1 long; the axes `vmap` then takes."""
     if array is None:
@@ -199,10 +186,8 @@ def _shared(array, examples: int):
     return array.squeeze(tuple(single)), axes
 
 
-def _check_tap(tap, shape: tuple[int, ...]) -> None:
-    *leading, _, sources = shape
-    if tap is not None and tap.column_usage.shape != (*leading, sources):
-        raise ValueError(
-            f"tap of {tap.column_usage.shape}: allowed:"
-            f" zero_tap({sources}, {(*leading,)})"
-        )
+# Linen hands over only what it finds in the signature.
+_options = list(inspect.signature(dot_product_attention).parameters.values())[:-1]
+TappedAttention.__call__.__signature__ = inspect.Signature(
+    [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_options]
+)

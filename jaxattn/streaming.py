@@ -33,8 +33,9 @@ from jaxattn import attention, laws
 class LawStatistics(NamedTuple):
     """What the laws say of one call of `attend`, for each head; the shape of a tap.
 
-    All of a, never of dropped weights; losses in nats. Without a head axis in the call,
-    without it here.
+    Entropies and column usage are of a, never of dropped weights; A, ∂L/∂s and ∂L/∂v
+    are those of the pass that ran, dropout and all. Losses in nats. Without a head axis
+    in the call, without it here.
     """
 
     routing_entropy: jax.Array  # (H,) Σ_i H_i, nats
@@ -43,7 +44,7 @@ class LawStatistics(NamedTuple):
     score_gradient_norm: jax.Array  # (H,) ‖∂L/∂s‖
     largest_advantage: jax.Array  # (H,) max |A_ij| over what is in sight
     column_usage: jax.Array  # (H, S) N_j = Σ_i a_ij
-    value_gradient_norm: jax.Array  # (H,) ‖aᵀ u‖, the head's own share
+    value_gradient_norm: jax.Array  # (H,) ‖∂L/∂v‖, the head's own share
     blind_rows: jax.Array  # (H,) how many queries see nothing
 
 
@@ -75,7 +76,8 @@ class _Kept(NamedTuple):
     bias: jax.Array | None
     side: _Side
     context: jax.Array  # in the precision of the sums
-    log_normaliser: jax.Array  # (T,) log Σ_j exp s_ij; +inf: nothing in sight
+    largest: jax.Array  # (H, T) max_j s_ij; +inf where nothing is in sight
+    normaliser: jax.Array  # (H, T) Σ_j exp(s_ij - max s_i); 1 where nothing is
     asked: "_Asked"
 
 
@@ -131,9 +133,10 @@ def attend(
     ∂L/∂s_ij = -a_ij A_ij            ∂L/∂v_j = Σ_i a_ij u_i
     ∂L/∂q_i = Σ_j ∂L/∂s_ij k_j / √d_k    ∂L/∂k_j = Σ_i ∂L/∂s_ij q_i / √d_k
 
-    No T x S array is made that the caller has not brought. Work grows with the blocks
-    that have something in sight, compile time with none of the sizes. Reverse mode
-    only, once.
+    No T x S array is made that the caller has not brought; asked for the gradient of a
+    bias that heads share, one of its size for each head. Work grows with the blocks
+    that have something in sight, compile time with none of the sizes. `jvp` of a
+    gradient works, `jvp` alone and `grad` of a gradient do not.
 
     Args:
       query: q (T, H, d_k), or (T, d_k) without a head axis, then all are.
@@ -144,14 +147,15 @@ def attend(
       mask: boolean, broadcastable to (H, T, S), or to (T, S) without a head axis; True
         where i may look at j. Read block by block, never broadcast in memory.
       bias: added to the scores, shape as for the mask; -inf rules a source out.
-      key_length: only the first so many sources are there; may be traced.
+      key_length: only the first so many sources are there, a whole number; may be
+        traced.
       window: (before, after): i sees sources from `before` before its own place to
-        `after` after it, which is aligned as for `causal`; None: no bound on that side;
-        a number means both.
+        `after` after it (aligned as for `causal`; after may be below 0); None: no bound
+        on that side; a number means both.
       dropout_rate: share of weights that is dropped, in [0, 1), the rest scaled up.
-      dropout_key: random key; required if the rate is above 0. The mask is that of
-        `jax.random.bernoulli(key, 1 - rate, (H, T, S))` for a threefry key, whatever
-        the blocks.
+      dropout_key: random key; required if the rate is above 0. Whatever the blocks, the
+        mask is that of `jax.random.bernoulli(key, 1 - rate, (H, T, S))` for a threefry
+        key (with `jax_threefry_partitionable`, the default, and not under float64).
       dropout_slot: which slice of that mask each head takes, (H,); default their own.
       block_size: rows and columns of a block, or (rows, columns); default by sizes and
         backend. Changes no result beyond rounding.
@@ -168,23 +172,23 @@ def attend(
     Source: arXiv 2512.22473, sections 2 and 3; blocks and running maxima after
     arXiv 2205.14135.
     """
+    query, key, value = (jnp.asarray(array) for array in (query, key, value))
     headless = query.ndim == 2
     _check_arrays(query, key, value)
     if headless:
         query, key, value = query[:, None], key[:, None], value[:, None]
     (length, num_heads, depth), sources = query.shape, len(key)
     shape = (length, sources) if headless else (num_heads, length, sources)
-    mask, bias = _check_cover("mask", mask, shape), _check_cover("bias", bias, shape)
-    if key_length is not None:
-        key_length = jnp.asarray(key_length, jnp.int32)
+    mask, bias = _check_cover(mask, bias, shape)
+    key_length = _check_key_length(key_length)
     plan = _Plan(
         *_block_sizes(block_size, length, sources, max(depth, value.shape[2])),
-        *_band(causal, window, sources - length),
-        dropout_rate,
-        precision,
+        *_band(causal, window, length, sources),
+        float(dropout_rate),
+        tuple(precision) if isinstance(precision, list) else precision,
     )
     dropout = _check_dropout(dropout_rate, dropout_key, dropout_slot, num_heads)
-    _check_tap(tap, () if headless else (num_heads,), sources)
+    check_tap(tap, () if headless else (num_heads,), sources)
     if tap is not None and headless:
         tap = jax.tree.map(lambda leaf: leaf[None], tap)
     context = _attend(
@@ -196,6 +200,8 @@ def attend(
 # --- the custom derivative
 
 
+# Compiled once for a plan and shapes, when it is called outside of a jit too.
+@functools.partial(jax.jit, static_argnums=0)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan, query, key, value, bias, side, tap):
     del tap  # seen by the backward pass only
@@ -214,7 +220,7 @@ def _attend_forward(plan, *inputs):
     query, key, value, bias, side, tap = jax.tree.map(
         lambda leaf: leaf.value, inputs, is_leaf=is_input
     )
-    context, log_normaliser = _contexts(plan, query, key, value, bias, side)
+    context, largest, normaliser = _contexts(plan, query, key, value, bias, side)
     kept = _Kept(
         query,
         key,
@@ -222,20 +228,19 @@ def _attend_forward(plan, *inputs):
         bias,
         side,
         context,
-        log_normaliser,
+        largest,
+        normaliser,
         _Asked(jnp.zeros(()) if wanted[0] else None, tap if wanted[1] else None),
     )
     return context.astype(value.dtype), kept
 
 
 def _attend_backward(plan, kept, upstream):
-    if isinstance(upstream, jax.custom_derivatives.SymbolicZero):
-        upstream = jnp.zeros(upstream.shape, upstream.dtype)
     num_heads, num_kv_heads = kept.query.shape[1], kept.key.shape[1]
     bias, side, axes = _by_head(kept.bias, kept.side)
     backward = jax.vmap(
         _one_by_one(functools.partial(_backward, plan), plan),
-        in_axes=(1, 1, 1, *axes, 1, 0, 1, _Asked(None, 0)),
+        in_axes=(1, 1, 1, *axes, 1, 0, 0, 1, _Asked(None, 0)),
         out_axes=(1, 1, 1, 0, 0),
     )
     query, key, value, bias, tap = backward(
@@ -245,7 +250,8 @@ def _attend_backward(plan, kept, upstream):
         bias,
         side,
         kept.context,
-        kept.log_normaliser,
+        kept.largest,
+        kept.normaliser,
         upstream,
         kept.asked,
     )
@@ -268,17 +274,17 @@ def _attend_backward(plan, kept, upstream):
     )
 
 
-_attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+_attend.__wrapped__.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
 def _contexts(plan, query, key, value, bias, side):
-    """Contexts (T, H, d_v) in the precision of the sums; log normalisers (H, T)."""
+    """Contexts (T, H, d_v), largest scores and normalisers (H, T), as summed."""
     num_heads = query.shape[1]
     bias, side, axes = _by_head(bias, side)
     forward = jax.vmap(
         _one_by_one(functools.partial(_forward, plan), plan),
         in_axes=(1, 1, 1, *axes),
-        out_axes=(1, 0),
+        out_axes=(1, 0, 0),
     )
     key = attention.repeat_heads(key, num_heads)
     return forward(query, key, attention.repeat_heads(value, num_heads), bias, side)
@@ -338,15 +344,15 @@ class _Sums(NamedTuple):
 class _RowSums(NamedTuple):
     """What a backward pass adds up over the sources, of each query, (rows,)."""
 
-    entropy: jax.Array
-    pressure: jax.Array  # Σ_j a_ij A_ij²
+    spread: jax.Array  # Σ_j e_ij log e_ij, at most 0
+    pressure: jax.Array  # Σ_j a_ij A_ij² / n_i
     steepness: jax.Array  # Σ_j (∂L/∂s_ij)²
-    advantage: jax.Array  # max_j |A_ij|
+    advantage: jax.Array  # max_j |A_ij| / n_i
     in_sight: jax.Array  # how many sources
 
 
 def _forward(plan, query, key, value, bias, side):
-    """Contexts (T, d_v) and log normalisers (T,), +inf where nothing is in sight."""
+    """Contexts (T, d_v); largest scores and normalisers (T,), see `_Kept`."""
     query, key, value = (_for_sums(array) for array in (query, key, value))
     (length, depth), sources = query.shape, len(key)
     query_t = query.T / math.sqrt(depth)
@@ -380,30 +386,36 @@ def _forward(plan, query, key, value, bias, side):
         blind = largest == -jnp.inf
         normaliser = jnp.where(blind, 1, summed[-1])
         context = (summed[:-1] / normaliser[None]).T
-        log_normaliser = jnp.where(blind, jnp.inf, largest + jnp.log(normaliser))
-        return _put(results, (context, log_normaliser), first)
+        largest = jnp.where(blind, jnp.inf, largest)
+        return _put(results, (context, largest, normaliser), first)
 
     results = (
         jnp.zeros((length, value.shape[1]), query.dtype),
+        jnp.zeros(length, query.dtype),
         jnp.zeros(length, query.dtype),
     )
     return _over_queries(plan, rows, results, length)
 
 
 def _backward(
-    plan, query, key, value, bias, side, context, log_normaliser, upstream, asked
+    plan, query, key, value, bias, side, context, largest, normaliser, upstream, asked
 ):
-    """Gradients of query, key, value and bias, and the statistics; None: not asked."""
+    """Gradients of query, key, value and bias, and the statistics; None: not asked.
+
+    With n_i the normaliser, a_ij = e_ij / n_i: the signals are divided by n_i once, and
+    the exponentials e never. (One number, log n_i + max s_i, would do for both, but not
+    where a bias of -1e9 on a whole row swallows log n_i.)
+    """
     dtype = context.dtype
     query, key, value, upstream = (
         _for_sums(array) for array in (query, key, value, upstream)
     )
     (length, depth), sources = query.shape, len(key)
     scale = 1 / math.sqrt(depth)
-    query = query * scale
+    query, upstream = query * scale, upstream / normaliser[:, None]
     query_t, key_t, upstream_t = query.T, key.T, upstream.T
     wide_query, wide_upstream = _widen(query), _widen(upstream)
-    expected = jnp.sum(upstream * context, axis=1)  # E_i[b] = u_i·g_i
+    expected = jnp.sum(upstream * context, axis=1)  # E_i[b] / n_i = u_i·g_i / n_i
     tapped = asked.tap is not None
 
     def rows(carry, first, new):
@@ -415,20 +427,21 @@ def _backward(
         mean = _cut(expected, first, plan.rows)[None]
         is_new = first + _count(plan.rows) >= new
         # exp(s - inf) = 0: what is not new weighs nothing, and what is blind.
-        shift = jnp.where(is_new, _cut(log_normaliser, first, plan.rows), jnp.inf)[None]
+        shift = jnp.where(is_new, _cut(largest, first, plan.rows), jnp.inf)[None]
+        normal = _cut(normaliser, first, plan.rows)
 
         def step(tile, carry):
             query_gradient_t, sums, row_sums = carry
             score = _scores(plan, tile, query_block_t, key, bias, side)
-            weight = jnp.exp(score - shift)
+            exponential = jnp.exp(score - shift)
             value_block = _cut(value, tile.source, plan.columns)
             compatibility = _dot(plan, value_block, upstream_block_t)
-            looked = weight
+            looked = exponential
             if side.dropout is not None:
                 kept = _dropout(plan, tile, side.dropout, length, sources)
-                compatibility, looked = kept * compatibility, kept * weight
-            centred = compatibility - mean  # -A_ij
-            slope = weight * centred  # ∂L/∂s_ij
+                compatibility, looked = kept * compatibility, kept * exponential
+            centred = compatibility - mean  # -A_ij / n_i
+            slope = exponential * centred  # ∂L/∂s_ij
             key_block_t = _cut(key_t, tile.source, plan.columns, axis=1)
             query_gradient_t += _dot(plan, key_block_t, slope)
             sums = sums._replace(
@@ -438,9 +451,11 @@ def _backward(
             if asked.bias is not None:
                 sums = sums._replace(bias=_add_tile(plan, sums.bias, slope.T, tile))
             if tapped:
-                usage = _add(sums.usage, jnp.sum(weight, axis=1), tile.source)
-                sums = sums._replace(usage=usage)
-                row_sums = _note(row_sums, tile, bias, score, shift, weight, centred)
+                usage = jnp.matmul(exponential, 1 / normal, precision="highest")
+                sums = sums._replace(usage=_add(sums.usage, usage, tile.source))
+                row_sums = _note(
+                    row_sums, tile, bias, score - shift, exponential, centred, slope
+                )
             return query_gradient_t, sums, row_sums
 
         carry = (
@@ -452,7 +467,8 @@ def _backward(
             plan, step, carry, first, sources, side
         )
         query_gradient = _add(query_gradient, query_gradient_t.T, first)
-        totals = _add_totals(totals, row_sums, is_new) if tapped else None
+        if tapped:
+            totals = _add_totals(totals, row_sums, normal, is_new)
         return query_gradient, sums, totals
 
     carry = (
@@ -539,19 +555,17 @@ class _Totals(NamedTuple):
     blind: jax.Array
 
 
-def _note(sums: _RowSums, tile, bias, score, shift, weight, centred) -> _RowSums:
-    """Adds a tile to the sums of its queries."""
-    surprise = shift - score  # -log a_ij
+def _note(sums: _RowSums, tile, bias, shifted, exponential, centred, slope) -> _RowSums:
+    """Adds a tile to the sums of its queries; exponential = exp(shifted)."""
     advantage = jnp.abs(centred)
-    in_sight = jnp.full(len(sums.in_sight), len(score), weight.dtype)
+    in_sight = jnp.full(len(sums.in_sight), len(shifted), shifted.dtype)
     if tile.partly or bias is not None:
-        seen = score != -jnp.inf  # a NaN is seen, and shows
-        surprise = jnp.where(seen, surprise, 0)
+        seen = shifted != -jnp.inf  # a NaN is seen, and shows
+        shifted = jnp.where(seen, shifted, 0)
         advantage = jnp.where(seen, advantage, 0)
-        in_sight = jnp.sum(seen, axis=0, dtype=weight.dtype)
-    slope = weight * centred
+        in_sight = jnp.sum(seen, axis=0, dtype=shifted.dtype)
     return _RowSums(
-        entropy=sums.entropy + jnp.sum(weight * surprise, axis=0),
+        spread=sums.spread + jnp.sum(exponential * shifted, axis=0),
         pressure=sums.pressure + jnp.sum(slope * centred, axis=0),
         steepness=sums.steepness + jnp.sum(slope**2, axis=0),
         advantage=jnp.maximum(sums.advantage, jnp.max(advantage, axis=0)),
@@ -559,20 +573,22 @@ def _note(sums: _RowSums, tile, bias, score, shift, weight, centred) -> _RowSums
     )
 
 
-def _add_totals(totals: _Totals, sums: _RowSums, is_new: jax.Array) -> _Totals:
+def _add_totals(totals: _Totals, sums: _RowSums, normaliser, is_new) -> _Totals:
     """Adds the queries of a block that are new."""
     sums = jax.tree.map(lambda row: jnp.where(is_new, row, 0), sums)
+    normaliser = jnp.where(is_new, normaliser, 1)
+    entropy = jnp.log(normaliser) - sums.spread / normaliser
     choice = sums.in_sight > 1
-    relative = sums.entropy / jnp.log(jnp.where(choice, sums.in_sight, 2))
+    relative = entropy / jnp.log(jnp.where(choice, sums.in_sight, 2))
     blind = is_new & (sums.in_sight == 0)
-    dtype = sums.entropy.dtype
+    dtype = entropy.dtype
     return _Totals(
-        entropy=totals.entropy + jnp.sum(sums.entropy),
+        entropy=totals.entropy + jnp.sum(entropy),
         relative_entropy=totals.relative_entropy + jnp.sum(relative, where=choice),
         choices=totals.choices + jnp.sum(choice, dtype=dtype),
-        pressure=totals.pressure + jnp.sum(sums.pressure),
+        pressure=totals.pressure + jnp.sum(normaliser * sums.pressure),
         steepness=totals.steepness + jnp.sum(sums.steepness),
-        advantage=jnp.maximum(totals.advantage, jnp.max(sums.advantage)),
+        advantage=jnp.maximum(totals.advantage, jnp.max(normaliser * sums.advantage)),
         blind=totals.blind + jnp.sum(blind, dtype=dtype),
     )
 
@@ -738,26 +754,44 @@ def _block_sizes(asked, length: int, sources: int, width: int) -> tuple[int, int
     if asked is None:
         large = jax.default_backend() != "cpu" or width >= 32
         asked = 512 if large else 256
-    rows, columns = (asked, asked) if isinstance(asked, int) else asked
-    if rows < 1 or columns < 1:
+    rows, columns = _pair("block_size", asked, "whole numbers, at least 1")
+    if min(_whole(rows), _whole(columns)) < 1:
         raise ValueError(f"block_size={asked!r}: allowed: whole numbers, at least 1")
-    return min(rows, length), min(columns, sources)
+    return min(int(rows), length), min(int(columns), sources)
 
 
-def _band(causal: bool, window, shift: int) -> tuple[int | None, int | None]:
-    """Which sources a query sees: from i + low to i + high."""
-    before, after = (
-        (window, window) if isinstance(window, int) else window or (None,) * 2
-    )
+def _band(causal: bool, window, length: int, sources: int):
+    """Which sources a query sees: from i + low to i + high; None: no bound."""
+    allowed = "whole numbers, or None"
+    before, after = _pair("window", window, allowed)
     for side in (before, after):
-        if side is not None and side < 0:
-            raise ValueError(f"window={window!r}: allowed: numbers from 0, or None")
+        if side is not None and _whole(side) < -(2**30):
+            raise ValueError(f"window={window!r}: allowed: {allowed}")
+    if before is not None and after is not None and before + after < 0:
+        raise ValueError(f"window={window!r}: allowed: one that is not empty")
+    before = None if before is None or before >= length + sources else int(before)
+    after = None if after is None or after >= length + sources else int(after)
     if causal:
-        after = 0
+        after = 0 if after is None else min(after, 0)
+    shift = sources - length
     return (
         None if before is None else shift - before,
         None if after is None else shift + after,
     )
+
+
+def _pair(name: str, value, allowed: str) -> tuple:
+    """A pair, or one for both."""
+    pair = value if isinstance(value, tuple | list) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name}={value!r}: allowed: {allowed}, one or two")
+    return tuple(pair)
+
+
+def _whole(number) -> int:
+    """The number, or what every check refuses."""
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return int(number) if whole else -(2**31)
 
 
 def _check_arrays(query, key, value) -> None:
@@ -779,31 +813,64 @@ def _check_arrays(query, key, value) -> None:
         raise ValueError(f"dtypes {sorted(dtypes)}: allowed: one floating-point type")
 
 
-def _check_cover(name: str, array, shape: tuple[int, ...]):
-    """Raises where `array` does not broadcast to the scores; gives it three axes."""
+def full_rank(name: str, array, shape: tuple[int, ...]) -> jax.Array | None:
+    """An array that broadcasts to `shape`, with as many axes; None as it is.
+
+    Args:
+      name: of the argument, for the error.
+      array: or None.
+      shape: to fit.
+
+    Returns:
+      The array, 1 long on axes that it did not have.
+
+    Raises:
+      ValueError: it does not broadcast to the shape.
+    """
     if array is None:
         return None
     array = jnp.asarray(array)
-    wrong = len(array.shape) > len(shape) or any(
-        size not in (1, full)
-        for size, full in zip(array.shape[::-1], shape[::-1], strict=False)
-    )
-    if wrong:
+    full = (1,) * (len(shape) - array.ndim) + array.shape
+    if len(full) > len(shape) or any(
+        size not in (1, wanted) for size, wanted in zip(full, shape, strict=True)
+    ):
         raise ValueError(f"{name} {array.shape}: allowed: what broadcasts to {shape}")
-    if name == "mask" and array.dtype != bool:
-        raise ValueError(f"mask of {array.dtype}: allowed: bool, True where i may look")
-    if name == "bias" and not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"bias of {array.dtype}: allowed: floating point")
-    return array.reshape((1,) * (3 - array.ndim) + array.shape)
+    return array.reshape(full)
 
 
-def _check_tap(tap, heads: tuple[int, ...], sources: int) -> None:
+def _check_cover(mask, bias, shape: tuple[int, ...]):
+    """The mask and the bias of heads (H, T, S) with three axes."""
+    mask, bias = full_rank("mask", mask, shape), full_rank("bias", bias, shape)
+    if mask is not None and mask.dtype != bool:
+        raise ValueError(f"mask of {mask.dtype}: allowed: bool, True where i may look")
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise ValueError(f"bias of {bias.dtype}: allowed: floating point")
+    return [
+        array if array is None or array.ndim == 3 else array[None]
+        for array in (mask, bias)
+    ]
+
+
+def _check_key_length(key_length) -> jax.Array | None:
+    if key_length is None:
+        return None
+    array = jnp.asarray(key_length)
+    if array.ndim > 0 or not jnp.issubdtype(array.dtype, jnp.integer):
+        raise ValueError(f"key_length={key_length!r}: allowed: a whole number")
+    return array.astype(jnp.int32)
+
+
+def check_tap(tap, leading: tuple[int, ...], sources: int) -> None:
+    """Raises ValueError where a tap is not `zero_tap(sources, leading)`'s like."""
     if tap is None:
         return
+    allowed = f"zero_tap({sources}, {leading})"
+    if not isinstance(tap, LawStatistics):
+        raise ValueError(f"tap of {type(tap).__name__}: allowed: {allowed}")
     for name, leaf in tap._asdict().items():
-        shape = (*heads, sources) if name == "column_usage" else heads
-        if leaf.shape != shape:
-            raise ValueError(f"tap.{name} {leaf.shape}: allowed: {shape}; see zero_tap")
+        shape = (*leading, sources) if name == "column_usage" else leading
+        if jnp.shape(leaf) != shape:
+            raise ValueError(f"tap.{name} of {jnp.shape(leaf)}: allowed: {allowed}")
 
 
 def _check_dropout(rate: float, key, slot, num_heads: int):
@@ -812,15 +879,13 @@ def _check_dropout(rate: float, key, slot, num_heads: int):
         raise ValueError(f"dropout_rate={rate!r}: allowed: 0 <= rate < 1")
     if rate == 0:
         return None
-    if key is None:
-        raise ValueError(f"dropout_key=None with dropout_rate={rate}: allowed: a key")
-    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        data = jax.random.key_data(key)
-    else:
-        data = key
-    if data.shape != (2,):  # of another generator: draw a key for this one
-        data = jax.random.bits(key, (2,), jnp.uint32)
-    slot = _count(num_heads) if slot is None else slot
+    if not isinstance(key, jax.Array):
+        raise ValueError(f"dropout_key={key!r} with a rate of {rate}: allowed: a key")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    words = jax.random.key_data(key) if typed else key
+    if words.shape != (2,):  # of another generator: draw a key for this one
+        words = jax.random.bits(key, (2,), jnp.uint32)
+    slot = jnp.asarray(_count(num_heads) if slot is None else slot)
     if slot.shape != (num_heads,):
         raise ValueError(f"dropout_slot {slot.shape}: allowed: ({num_heads},)")
-    return (data[0], data[1]), slot.astype(np.uint32)
+    return (words[0], words[1]), slot.astype(np.uint32)

@@ -47,7 +47,7 @@ def random_problem(seed, dtype=np.float64, *, longest=70) -> Problem:
     num_heads, num_kv_heads = some((1, 1), (4, 4), (4, 2), (3, 1))
     options = {
         "causal": some(True, False),
-        "window": some(None, None, 0, 5, (9, None), (None, 3), (20, 1)),
+        "window": some(None, None, 0, 5, (9, None), (None, 3), (20, 1), (9, -2)),
         "key_length": some(None, None, int(rng.integers(0, sources + 3))),
         "dropout_rate": some(0.0, 0.0, 0.4),
         "block_size": some(None, 1, 16, (8, 32), (32, 5)),
@@ -151,10 +151,39 @@ def test_equals_dense_attention_and_its_diagnostics(x64, seed):
     check(random_problem(seed), 1e-11)
 
 
+@pytest.mark.parametrize("seed", [0, 4])
+def test_equals_dense_attention_in_blocks_of_their_own_size(x64, seed):
+    problem = random_problem(seed, longest=400)
+    check(problem._replace(options=problem.options | {"block_size": None}), 1e-11)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 66))
 def test_more_of_the_grid(x64, seed):
-    check(random_problem(seed), 1e-11)
+    check(random_problem(seed, longest=70 if seed % 4 else 400), 1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5, 25))
+def test_more_of_the_grid_in_float32(seed):
+    check(random_problem(seed, np.float32), 1e-5)
+
+
+@pytest.mark.parametrize("shift", [-1e9, float(np.finfo(np.float32).min), 1e4])
+def test_a_bias_that_moves_a_whole_row_far(shift):
+    """As masks of padding are often written: the row must not lose its normaliser."""
+    shape = (40, 40)
+    row = jnp.where(np.arange(40)[:, None] % 3 == 0, np.float32(shift), 0)
+    arrays = heads(0, *shape, dtype=np.float32)
+    bias = jnp.broadcast_to(row, shape)[None]
+    found = jax.jit(functools.partial(gradients, bias=bias))(*arrays)
+
+    def attend(*arrays):
+        return dense.attend(*arrays, np.ones((1, *shape), bool), bias)
+
+    wanted = jax.vjp(attend, *arrays[:3])[1](arrays[3])
+    # The shift has rounded the scores of its rows, in both alike.
+    assert relative_error(found, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("seed", [3, 4])
@@ -226,7 +255,8 @@ def test_a_query_that_sees_nothing_gets_and_gives_nothing(x64, how):
         blind[7] = True
         options["bias"] = jnp.where(blind, -jnp.inf, 0.0)[:, None]
     elif how == "window":
-        options["window"] = (2, None)
+        blind[:4] = True
+        options["window"] = (None, -2)
     else:
         blind[:] = True
         options["key_length"] = 0
@@ -235,6 +265,53 @@ def test_a_query_that_sees_nothing_gets_and_gives_nothing(x64, how):
     found = gradients(*arrays, **options)
     assert all(np.isfinite(array).all() for array in found)
     assert (np.all(found[0] == 0, axis=(1, 2))[blind]).all()
+
+
+def test_a_window_wider_than_everything_is_none():
+    arrays = heads(0, 9, 12, dtype=np.float32)
+    wanted = gradients(*arrays)
+    for window in (21, 2**31 - 1, 2**70, (None, 2**31)):
+        found = gradients(*arrays, window=window)
+        assert relative_error(found, wanted) < 1e-6
+
+
+def test_each_example_has_its_own_length(x64):
+    arrays = heads(0, 9, 12)
+
+    def run(key_length):
+        return gradients(*arrays, key_length=key_length, causal=True, block_size=4)
+
+    together = jax.jit(jax.vmap(run))(jnp.array([0, 5, 12, 40]))
+    for number, length in enumerate((0, 5, 12, 40)):
+        picked = jax.tree.map(lambda leaf, n=number: leaf[n], together)
+        wanted = run(length)
+        np.testing.assert_allclose(picked[0], wanted[0], atol=1e-14)
+        np.testing.assert_allclose(picked[1], wanted[1], atol=1e-14)
+
+
+def test_a_second_call_compiles_nothing():
+    query = jnp.ones((9, 4))
+    streaming.attend(query, query, query, causal=True)
+    before = streaming._attend._cache_size()
+    streaming.attend(query, query, query, causal=True)
+    assert streaming._attend._cache_size() == before
+
+
+def test_a_hessian_along_a_direction(x64):
+    query, key, value, upstream = heads(0, 9, 9)
+    direction = heads(1, 9, 9)[0]
+
+    def slope(attend):
+        def gradient(query):
+            return jax.grad(lambda q: jnp.vdot(upstream, attend(q, key, value)))(query)
+
+        return jax.jit(lambda q: jax.jvp(gradient, (q,), (direction,))[1])(query)
+
+    seen = dense.in_sight(9, 9, causal=True)[None]
+    found = slope(functools.partial(streaming.attend, causal=True, block_size=4))
+    assert (
+        relative_error(found, slope(functools.partial(dense.attend, seen=seen))) < 1e-12
+    )
 
 
 def test_a_nan_shows():
@@ -495,17 +572,27 @@ def shaped(*shape, dtype=np.float32):
         (None, {"mask": shaped(9, 8, dtype=bool)}, r"mask \(9, 8\): allowed: what"),
         (None, {"bias": shaped(9, 9, dtype=int)}, "bias of int32: allowed: floating"),
         (None, {"bias": shaped(1, 2, 9, 9)}, r"bias \(1, 2, 9, 9\): allowed: what"),
-        (None, {"window": -1}, "window=-1: allowed: numbers from 0, or None"),
-        (None, {"window": (1, -1)}, r"window=\(1, -1\): allowed"),
+        (None, {"window": -1}, "window=-1: allowed: one that is not empty"),
+        (None, {"window": (1, -2)}, r"window=\(1, -2\): allowed: one that is not"),
+        (None, {"window": 2.5}, "window=2.5: allowed: whole numbers, or None"),
+        (None, {"window": (1, 2, 3)}, r"window=\(1, 2, 3\): allowed: whole .* or two"),
+        (None, {"block_size": (4.0, 4)}, r"block_size=\(4.0, 4\): allowed: whole"),
+        (None, {"key_length": 2.7}, "key_length=2.7: allowed: a whole number"),
+        (None, {"key_length": np.array([2, 3])}, "key_length=.*: allowed: a whole"),
         (None, {"block_size": 0}, "block_size=0: allowed"),
         (None, {"dropout_rate": 1.0}, "dropout_rate=1.0: allowed: 0 <= rate < 1"),
-        (None, {"dropout_rate": 0.5}, "dropout_key=None with dropout_rate=0.5"),
+        (
+            None,
+            {"dropout_rate": 0.5},
+            "dropout_key=None with a rate of 0.5: allowed: a key",
+        ),
         (
             None,
             {"tap": streaming.zero_tap(9)},
-            r"tap.routing_entropy \(\): allowed: \(2,\)",
+            r"tap.*of \(\): allowed: zero_tap\(9, \(2,\)\)",
         ),
-        (None, {"tap": streaming.zero_tap(8, (2,))}, "tap.column_usage"),
+        (None, {"tap": streaming.zero_tap(8, (2,))}, r"tap.column_usage of \(2, 8\)"),
+        (None, {"tap": {}}, "tap of dict: allowed: zero_tap"),
     ],
 )
 def test_bad_input(arrays, options, message):

@@ -137,10 +137,10 @@ def dot_product_attention(
     elif dropout_rate > 0:
         if dropout_rng is None:
             raise ValueError(f"dropout_rng=None, rate {dropout_rate}: allowed: a key")
-        slots = np.arange(math.prod(shape[:-2])).reshape(shape[:-2])
-        slots = (
-            slots[(slice(0, 1),) * len(examples)] * 0 if broadcast_dropout else slots
-        )
+        if broadcast_dropout:
+            slots = np.zeros((1,) * len(examples) + (num_heads,), int)
+        else:
+            slots = np.arange(math.prod(shape[:-2])).reshape(shape[:-2])
     streaming.check_tap(tap, shape[:-2], sources)
 
     def one(query, key, value, mask, bias, slots, tap):

@@ -754,9 +754,10 @@ def _block_sizes(asked, length: int, sources: int, width: int) -> tuple[int, int
     if asked is None:
         large = jax.default_backend() != "cpu" or width >= 32
         asked = 512 if large else 256
-    rows, columns = _pair("block_size", asked, "whole numbers, at least 1")
+    allowed = "whole numbers, at least 1"
+    rows, columns = _pair("block_size", asked, allowed)
     if min(_whole(rows), _whole(columns)) < 1:
-        raise ValueError(f"block_size={asked!r}: allowed: whole numbers, at least 1")
+        raise ValueError(f"block_size={asked!r}: allowed: {allowed}")
     return min(int(rows), length), min(int(columns), sources)
 
 

@@ -90,6 +90,13 @@ def streamed(problem: Problem):
     return context, gradients, statistics
 
 
+def three_axes(array):
+    """(H, T, S), 1 long where the array has no axis; None as it is."""
+    if array is None:
+        return None
+    return array.reshape((1,) * (3 - array.ndim) + array.shape)
+
+
 def expected(problem: Problem):
     """The same, densely."""
     options = dict(problem.options)
@@ -98,9 +105,7 @@ def expected(problem: Problem):
     shape = num_heads, length, len(problem.key)
     seen = dense.in_sight(*shape[1:], **options)[None]
     if problem.mask is not None:
-        seen = seen & problem.mask.reshape(
-            (1,) * (3 - problem.mask.ndim) + problem.mask.shape
-        )
+        seen = seen & three_axes(problem.mask)
     keep = None
     if rate:
         with jax.enable_x64(False):
@@ -110,14 +115,12 @@ def expected(problem: Problem):
     @jax.jit
     def run(query, key, value, bias, upstream):
         def attend(query, key, value, bias):
-            if bias is not None:
-                bias = bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
-            return dense.attend(query, key, value, seen, bias, keep)
+            return dense.attend(query, key, value, seen, three_axes(bias), keep)
 
         context, pull = jax.vjp(attend, query, key, value, bias)
-        if bias is not None:
-            bias = bias.reshape((1,) * (3 - bias.ndim) + bias.shape)
-        statistics = dense.statistics(query, key, value, upstream, seen, bias, keep)
+        statistics = dense.statistics(
+            query, key, value, upstream, seen, three_axes(bias), keep
+        )
         return context, pull(upstream), statistics
 
     return run(*problem[:3], problem.bias, problem.upstream)
@@ -455,10 +458,14 @@ def tapped(query, key, value, upstream, tap, **options):
     return jax.grad(total, (0, 1))(query, tap)
 
 
+def two_examples(length, dtype=np.float64):
+    """What `heads` gives, of two seeds, one upon the other."""
+    both = (heads(seed, length, length, dtype=dtype) for seed in range(2))
+    return [jnp.stack(pair) for pair in zip(*both, strict=True)]
+
+
 def test_taps_under_vmap_are_each_example_s_own(x64):
-    arrays = [
-        jnp.stack(pair) for pair in zip(heads(0, 9, 9), heads(1, 9, 9), strict=True)
-    ]
+    arrays = two_examples(9)
     tap = streaming.zero_tap(9, (2, 2), np.float64)
     run = functools.partial(tapped, causal=True)
     together = jax.jit(jax.vmap(run))(*arrays, tap)
@@ -473,14 +480,7 @@ def test_taps_under_vmap_are_each_example_s_own(x64):
 @pytest.mark.parametrize("large", [False, True])
 def test_vmap_gives_what_single_calls_give(large):
     length = 300 if large else 20  # a loop on CPU, or side by side
-    arrays = [
-        jnp.stack(pair)
-        for pair in zip(
-            heads(0, length, length, dtype=np.float32),
-            heads(1, length, length, dtype=np.float32),
-            strict=True,
-        )
-    ]
+    arrays = two_examples(length, np.float32)
     query, *others = arrays
     run = functools.partial(gradients, causal=True)
     together = jax.vmap(run, in_axes=(0, None, None, None))(

@@ -37,6 +37,19 @@ def _rates(routing: float = 0.01, value: float = 0.01, output: float = 0.01) -> 
     }
 
 
+def _em(m_step: str, inner_steps: int, **values: float) -> dict:
+    return {
+        "schedule": "em",
+        "optimizer": "sgd",
+        "m_step": m_step,
+        "order": "alternating",
+        "inner_steps": inner_steps,
+        "routing_rate": 0.01,
+        "output_rate": 0.01,
+        **values,
+    }
+
+
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
@@ -68,6 +81,11 @@ def get_config(variant: str = "") -> ConfigDict:
                     "learning_rate": 0.01,
                 },
                 "em": _rates(value=0.1),
+                "em_gradient": _em("gradient", 1, value_rate=0.1),
+                "em_prototype": _em("prototype", 1, value_rate=200.0, ridge=1.0),
+                "em_majorised": _em(
+                    "majorised", 1, ridge=1e-3, damping=1.0, statistics_rate=1.0
+                ),
                 # Is it EM, or just a larger rate, here or anywhere?
                 "sgd_matched": {
                     "schedule": "gradient",

@@ -71,6 +71,30 @@ _NAMES = Rule(
     lambda text: tuple(part.strip() for part in text.split(",")),
 )
 _RATE = _number(0, 1e30)  # what float32 holds, with room
+_SHARE = Rule(
+    "a number above 0, at most 1",
+    lambda v: type(v) in (int, float) and 0 < v <= 1,
+    float,
+)
+_POSITIVES = Rule(
+    "numbers above 0, at most 1e+30, rising, separated by commas",
+    lambda v: (
+        isinstance(v, tuple)
+        and len(v) > 0
+        and all(type(x) in (int, float) and 0 < x <= 1e30 for x in v)
+        and list(v) == sorted(set(v))
+    ),
+    lambda text: tuple(float(part) for part in text.split(",")),
+)
+_FLAGS = Rule(
+    "false, true or both, separated by a comma",
+    lambda v: (
+        isinstance(v, tuple)
+        and all(type(x) is bool for x in v)
+        and 0 < len(v) == len(set(v))
+    ),
+    lambda text: tuple(_parse_flag(part.strip()) for part in text.split(",")),
+)
 
 FIELDS: dict[str, Rule] = {
     "seeds": _whole(1, 1_000_000),
@@ -96,6 +120,19 @@ FIELDS: dict[str, Rule] = {
     "task.d_x": _whole(1, 100_000),
     "task.stay": _number(0, 1),
     "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
+}
+
+# Of a config with a grid, which says which ways of drawing sequences are on it.
+GRID_FIELDS: dict[str, Rule] = {
+    **{
+        field: rule
+        for field, rule in FIELDS.items()
+        if field not in ("fresh", "snapshot_seed", "snapshot_length")
+    },
+    "grid.scale": _POSITIVES,
+    "grid.ratio": _POSITIVES,
+    "grid.fresh": _FLAGS,
+    "grid.threshold": _number(0, 1e30),
 }
 
 # Of a config for scripts/check_gradients.py.
@@ -219,9 +256,10 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
-    _check_fields(config, FIELDS)
+    _check_fields(config, GRID_FIELDS if "grid" in config else FIELDS)
     _require("baseline", config.baseline, _one_of(config.arms))
-    _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
+    if "grid" not in config:
+        _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
 
 
 def check_proof(config: ConfigDict) -> None:
@@ -268,29 +306,44 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 def structure(arm: ConfigDict) -> schedules.Structure:
     """The part of an arm that shapes the compiled program."""
-    return schedules.Structure(arm.schedule, arm.get("optimizer"))
+    fields = schedules.SCHEDULES[arm.schedule]
+    return schedules.Structure(arm.schedule, **{name: arm[name] for name in fields})
 
 
 def rates(arm: ConfigDict) -> dict[str, float]:
-    """The learning rates of an arm, by name."""
-    return {name: arm[name] for name in schedules.SCHEDULES[arm.schedule]}
+    """The learning rates of an arm, and what else may vary without compiling."""
+    return {name: arm[name] for name in schedules.rates_of(structure(arm))}
 
 
-def _arm_rules(schedule: str) -> dict[str, Rule]:
+_STRUCTURE_RULES = {
+    "optimizer": _one_of(schedules.OPTIMIZERS),
+    "m_step": _one_of(schedules.M_STEPS),
+    "order": _one_of(schedules.ORDERS),
+    "inner_steps": _whole(1, 1000),
+}
+_RATE_RULES = {"damping": _SHARE, "statistics_rate": _SHARE}  # the others: _RATE
+
+
+def _arm_rules(arm: ConfigDict) -> dict[str, Rule]:
+    """The fields of an arm, as far as those that decide on others are right."""
     rules = {"schedule": _one_of(schedules.SCHEDULES)}
-    if schedule == "gradient":
-        rules["optimizer"] = _one_of(schedules.OPTIMIZERS)
-    return rules | dict.fromkeys(schedules.SCHEDULES.get(schedule, ()), _RATE)
+    fields = schedules.SCHEDULES.get(arm.get("schedule"), ())
+    rules |= {name: _STRUCTURE_RULES[name] for name in fields}
+    if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
+        names = schedules.rates_of(structure(arm))
+        rules |= {name: _RATE_RULES.get(name, _RATE) for name in names}
+    return rules
 
 
 def _overridable(config: ConfigDict) -> dict[str, Rule]:
     """The fields that a command line may set; `name` follows from the file."""
-    # A field that only a proof has tells one.
+    # A group that only one kind of config has tells which it is.
     known = PROOF_FIELDS if "bounds" in config else FIELDS
+    known = GRID_FIELDS if "grid" in config else known
     rules = {field: known[field] for field in flatten(config) if field in known}
     for name, arm in config.get("arms", {}).items():
         if isinstance(arm, ConfigDict):
-            of_arm = _arm_rules(arm.get("schedule"))
+            of_arm = _arm_rules(arm)
             rules |= {f"arms.{name}.{f}": of_arm[f] for f in arm if f in of_arm}
     return rules
 
@@ -298,13 +351,17 @@ def _overridable(config: ConfigDict) -> dict[str, Rule]:
 def _check_arm(where: str, arm: Any) -> None:
     if not isinstance(arm, ConfigDict):
         raise ConfigError(f"{where}={arm!r}: allowed: a group of fields")
-    schedule = arm.get("schedule")
-    _require(f"{where}.schedule", schedule, _one_of(schedules.SCHEDULES))
-    rules = _arm_rules(schedule)
+    for name, rule in _arm_rules(arm).items():  # first what decides on other fields
+        if name in ("schedule", *_STRUCTURE_RULES):
+            _require(f"{where}.{name}", arm.get(name), rule)
+    rules = _arm_rules(arm)
     for name, value in arm.items():
         if name not in rules:
+            kind = f"schedule {arm.schedule!r}"
+            if arm.schedule == "em":
+                kind += f" with m_step {arm.m_step!r}"
             raise ConfigError(
-                f"{where}.{name}={value!r}: no such field for schedule {schedule!r}"
+                f"{where}.{name}={value!r}: no such field for {kind}"
                 f"{_nearest(name, rules)}; allowed: {', '.join(rules)}"
             )
     for name, rule in rules.items():

@@ -251,7 +251,10 @@ def _follow(
     gradient = functools.partial(schedules.by_laws, causal=causal)
     of_arm = config.arms[arm]
     schedule = schedules.build(
-        config_lib.structure(of_arm), config_lib.rates(of_arm), gradient
+        config_lib.structure(of_arm),
+        config_lib.rates(of_arm),
+        gradient,
+        functools.partial(schedules.mix_by_laws, causal=causal),
     )
 
     def one(drawn: tuple[sweep.Problem, Batch]) -> first_order.Traces:

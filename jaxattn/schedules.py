@@ -5,25 +5,50 @@ may be traced, so that a grid of them is one program.
 """
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxattn import attention, laws, losses, streaming
+from jaxattn import attention, laws, losses, m_steps, streaming
 from jaxattn.attention import Params
+from jaxattn.m_steps import Held, MStep
 from jaxattn.tasks.base import Batch
 
 GradientFunction = Callable[[Params, Batch], tuple[jax.Array, Params]]
+MixFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+# What moves together, and may be given a rule of its own.
+ROLES: dict[str, tuple[str, ...]] = {
+    "query": ("w_q",),
+    "key": ("w_k",),
+    "value": ("w_v",),
+    "output": ("w_o", "b_o"),
+}
+
+
+# When the frame's gradient is taken: after the M-step, or at the same point.
+ORDERS = ("alternating", "simultaneous")
+
+
+class RoleError(ValueError):
+    """A parameter role that nothing moves, that two parts move, or that is none."""
 
 
 class State(NamedTuple):
     """What a schedule carries from step to step."""
 
     params: Params
-    opt_state: optax.OptState
+    opt_state: Any  # of optax, or `EMState`
+
+
+class EMState(NamedTuple):
+    """What `em` carries beside the parameters."""
+
+    frame: optax.OptState
+    memory: Any  # of the M-step
 
 
 class Info(NamedTuple):
@@ -82,6 +107,62 @@ GRADIENTS = {"streaming": by_streaming, "laws": by_laws, "autodiff": by_autodiff
 causal_gradient = functools.partial(by_streaming, causal=True)
 
 
+def mix_by_streaming(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
+) -> jax.Array:
+    """Contexts of one head, a V, through `streaming.attend`."""
+    return streaming.attend(query, key, value, causal=causal)
+
+
+def mix_by_autodiff(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
+) -> jax.Array:
+    """The same with all of a, for autodiff."""
+    mask = attention.causal_mask(len(query)) if causal else None
+    return attention.weights(attention.scores(query, key), mask) @ value
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _mix_by_laws(query, key, value, causal):
+    return mix_by_autodiff(query, key, value, causal=causal)
+
+
+def _mix_forward(query, key, value, causal):
+    mask = attention.causal_mask(len(query)) if causal else None
+    weight = attention.weights(attention.scores(query, key), mask)
+    return weight @ value, (query, key, value, weight)
+
+
+def _mix_backward(causal, kept, upstream):
+    del causal
+    query, key, value, weight = kept
+    compatibility = laws.compatibility(upstream, value)
+    score_gradient = laws.score_gradient(weight, laws.advantage(weight, compatibility))
+    return (
+        laws.query_gradient(score_gradient, key),
+        laws.key_gradient(score_gradient, query),
+        laws.value_gradient(weight, upstream),
+    )
+
+
+_mix_by_laws.defvjp(_mix_forward, _mix_backward)
+
+
+def mix_by_laws(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
+) -> jax.Array:
+    """The same with all of a, and the hand-derived laws as its gradient."""
+    return _mix_by_laws(query, key, value, causal)
+
+
+MIXES = {
+    "streaming": mix_by_streaming,
+    "laws": mix_by_laws,
+    "autodiff": mix_by_autodiff,
+}
+causal_mix = functools.partial(mix_by_streaming, causal=True)
+
+
 def over_sequences(gradient_function: GradientFunction) -> GradientFunction:
     """Averages a gradient function over the sequences of a batch, if it has several.
 
@@ -131,6 +212,81 @@ def gradient(
     return Schedule(init, step)
 
 
+def by_role(
+    parts: Mapping[str | tuple[str, ...], optax.GradientTransformation],
+    *,
+    still: Collection[str] = (),
+) -> optax.GradientTransformation:
+    """A transformation for each parameter role.
+
+    Args:
+      parts: a role of `ROLES`, or several -> what moves it.
+      still: roles that nothing is to move.
+
+    Returns:
+      An optax transformation for trees of `Params`; parts of it may be None.
+
+    Raises:
+      RoleError: a role that is none, that two parts move, or that nothing moves.
+    """
+    steps = {
+        ", ".join(roles): (roles, tx)
+        for roles, tx in (
+            ((key,) if isinstance(key, str) else tuple(key), tx)
+            for key, tx in parts.items()
+        )
+    }
+    check_roles({name: roles for name, (roles, _) in steps.items()}, still=still)
+    label = {
+        leaf: name
+        for name, (roles, _) in steps.items()
+        for role in roles
+        for leaf in ROLES[role]
+    }
+
+    def labels(params: Params) -> Params:
+        def named(path, leaf):
+            del leaf
+            return label.get(path[0].name, "still")
+
+        return jax.tree_util.tree_map_with_path(named, params)
+
+    rules = {name: tx for name, (_, tx) in steps.items()}
+    return optax.partition(rules | {"still": optax.set_to_zero()}, labels)
+
+
+def check_roles(
+    parts: Mapping[str, Collection[str]],
+    *,
+    still: Collection[str] = (),
+    shared: Collection[str] = (),
+) -> None:
+    """Raises RoleError unless each parameter role is moved once, or as said.
+
+    Args:
+      parts: name of a part -> the roles that it moves.
+      still: roles that nothing is to move.
+      shared: roles that several parts may move.
+    """
+    claims = [(role, part) for part, roles in parts.items() for role in roles]
+    claims += [(role, "still") for role in still]
+    for role, part in [*claims, *((role, "shared") for role in shared)]:
+        if role not in ROLES:
+            raise RoleError(f"{part}: role {role!r}; allowed: {', '.join(ROLES)}")
+    for role in ROLES:
+        movers = [part for claimed, part in claims if claimed == role]
+        if not movers:
+            raise RoleError(
+                f"role {role!r}: nothing moves it; allowed: a part that does, or to"
+                f" name it in still=({role!r},)"
+            )
+        if len(movers) > 1 and (role not in shared or "still" in movers):
+            raise RoleError(
+                f"role {role!r}: moved by {' and '.join(map(repr, movers))}; allowed:"
+                f" one part, or several if named in shared=({role!r},)"
+            )
+
+
 def two_timescale(
     *,
     routing_rate: jax.typing.ArrayLike,
@@ -155,21 +311,192 @@ def two_timescale(
 
     Source: arXiv 2512.22473, section 4.
     """
+    return gradient(
+        by_role(
+            {
+                ("query", "key"): optax.sgd(routing_rate),
+                "value": optax.sgd(value_rate),
+                "output": optax.sgd(output_rate),
+            }
+        ),
+        loss_and_gradient,
+    )
 
-    def roles(params: Params) -> Params:
-        output = jax.tree.map(lambda _: "output", params)
-        return output._replace(w_q="routing", w_k="routing", w_v="value")
 
-    rates = {"routing": routing_rate, "value": value_rate, "output": output_rate}
-    steps = {role: optax.sgd(rate) for role, rate in rates.items()}
-    return gradient(optax.partition(steps, roles), loss_and_gradient)
+def em(
+    m_step: MStep,
+    frame: optax.GradientTransformation,
+    *,
+    order: str = "alternating",
+    inner_steps: int = 1,
+    frame_roles: Collection[str] = ("query", "key", "output"),
+    still: Collection[str] = (),
+    shared: Collection[str] = (),
+    mix: MixFunction = causal_mix,
+    loss_and_gradient: GradientFunction = causal_gradient,
+) -> Schedule:
+    """Expectation-maximisation: responsibilities are held while the values move.
+
+    E-step: a from W_Q, W_K, and Z = a X.  M-step: W_V under held a, `inner_steps`
+    times.  Frame step: W_Q, W_K, W_O, b_O by optax, with the gradient taken
+
+      "alternating"   after the M-step: with a held, ∂L/∂Z = δ W_Oᵀ W_Vᵀ goes back
+                      through a, so that all of it costs the attention of one gradient;
+      "simultaneous"  before it, at the point where the M-step begins too. With
+                      `m_steps.gradient` and one inner step this is `two_timescale`.
+
+    Args:
+      m_step: from `m_steps`: `gradient`, `prototype`, `majorised`, or one's own.
+      frame: an optax transformation; its rates may be traced. See `by_role`.
+      order: when the frame's gradient is taken.
+      inner_steps: how often W_V moves under the same a, at least 1; static.
+      frame_roles: what the frame moves.
+      still: roles that nothing is to move.
+      shared: roles that M-step and frame may both move.
+      mix: (q, k, v) -> a v of one sequence; default `mix_by_streaming`, causal.
+      loss_and_gradient: of one sequence; only for "simultaneous".
+
+    Returns:
+      Schedule. Info.loss is that before the step.
+
+    Raises:
+      RoleError: a role that nothing moves, or M-step and frame both.
+      ValueError: order or inner_steps are none.
+
+    Source: arXiv 2512.22473, section 4.
+    """
+    check_roles(
+        {"m_step": ("value",), "frame": frame_roles}, still=still, shared=shared
+    )
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r}; allowed: {', '.join(ORDERS)}")
+    if inner_steps < 1:
+        raise ValueError(f"inner_steps={inner_steps}; allowed: 1 or more")
+    averaged = over_sequences(loss_and_gradient)
+    moved_by_frame = {name for role in frame_roles for name in ROLES[role]}
+
+    def of_frame(params: Params) -> Params:
+        left_out = set(Params._fields) - moved_by_frame
+        return params._replace(**dict.fromkeys(left_out))
+
+    def init(params: Params) -> State:
+        return State(params, EMState(frame.init(of_frame(params)), m_step.init(params)))
+
+    def step(state: State, batch: Batch, key: jax.Array) -> tuple[State, Info]:
+        del key  # nothing random in an EM step
+        params, (frame_state, memory) = state
+        held, pull_back = hold(params, batch, mix)
+        if order == "simultaneous":
+            loss, grads = averaged(params, batch)
+            value_gradient = grads.w_v
+        else:
+            loss, _, _, value_gradient = m_steps.signals(params, held)
+        plan, memory = m_step.begin(memory, params, held)
+
+        def inner(_, carry: tuple[Params, jax.Array]) -> tuple[Params, jax.Array]:
+            moving, value_gradient = carry
+            w_v = moving.w_v + m_step.move(plan, moving, value_gradient)
+            moving = moving._replace(w_v=w_v)
+            return moving, m_steps.signals(moving, held).value_gradient
+
+        moved, _ = jax.lax.fori_loop(0, inner_steps, inner, (params, value_gradient))
+        if order == "alternating":
+            grads = held_gradient(moved, held, pull_back)
+        updates, frame_state = frame.update(
+            of_frame(grads), frame_state, of_frame(moved)
+        )
+        updated = optax.apply_updates(of_frame(moved), updates)
+        changed = {name: getattr(updated, name) for name in moved_by_frame}
+        state = State(moved._replace(**changed), EMState(frame_state, memory))
+        return state, Info(loss)
+
+    return Schedule(init, step)
+
+
+def hold(
+    params: Params, batch: Batch, mix: MixFunction
+) -> tuple[Held, Callable[[jax.Array], tuple[jax.Array, jax.Array]]]:
+    """E-step: attention of each sequence, held.
+
+    Z = a X,  N = aᵀ 1
+
+    Args:
+      params: of the head; W_Q and W_K are all that is looked at.
+      batch: one sequence, or several with a leading axis.
+      mix: (q, k, v) -> a v of one sequence.
+
+    Returns:
+      Held, and the way back through a: ∂L/∂Z (R, d_x) -> (∂L/∂W_Q, ∂L/∂W_K).
+    """
+    single = batch.inputs.ndim == 2
+    several = jax.tree.map(lambda leaf: leaf[None], batch) if single else batch
+    num_sequences, length, d_x = several.inputs.shape
+    dtype = several.inputs.dtype
+
+    def mixed(w_q: jax.Array, w_k: jax.Array) -> jax.Array:
+        def one(inputs: jax.Array) -> jax.Array:
+            return mix(inputs @ w_q, inputs @ w_k, inputs)
+
+        rows = one(batch.inputs) if single else jax.lax.map(one, batch.inputs)
+        return rows.reshape(-1, d_x)
+
+    def moment(inputs: jax.Array) -> jax.Array:
+        query, key = inputs @ params.w_q, inputs @ params.w_k
+        ones = jnp.ones((length, 1), dtype)
+        _, columns = jax.vjp(lambda value: mix(query, key, value), ones)
+        (usage,) = columns(ones)
+        return inputs.T @ (usage * inputs)
+
+    def shares(weights: jax.Array | None) -> jax.Array:
+        return losses.position_shares(weights, length, dtype) / num_sequences
+
+    if batch.weights is None:
+        share = jnp.tile(shares(None), num_sequences)
+    else:
+        share = jax.vmap(shares)(several.weights).reshape(-1)
+    z, pull_back = jax.vjp(mixed, params.w_q, params.w_k)
+    held = Held(
+        mixed=z,
+        targets=several.targets.reshape(-1),
+        share=share,
+        moment=jnp.mean(jax.lax.map(moment, several.inputs), axis=0),
+    )
+    return held, pull_back
+
+
+def held_gradient(
+    params: Params,
+    held: Held,
+    pull_back: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
+) -> Params:
+    """Gradient of the loss for all parameters, through attention that is held.
+
+    ∂L/∂Z = u W_Vᵀ,  u = δ W_Oᵀ,  ∂L/∂W_O = gᵀ δ,  ∂L/∂b_O = Σ_i δ_i
+
+    Args:
+      params: with the W_Q and W_K of the E-step, and any values and read-out.
+      held: from `hold`.
+      pull_back: from `hold`.
+
+    Returns:
+      Params.
+    """
+    _, context, delta, value_gradient = m_steps.signals(params, held)
+    upstream = laws.upstream_gradient(delta, params.w_o)
+    bias = None if params.b_o is None else laws.output_bias_gradient(delta)
+    return Params(
+        *pull_back(upstream @ params.w_v.T), value_gradient, context.T @ delta, bias
+    )
 
 
 class Structure(NamedTuple):
     """The part of an arm that shapes the compiled program."""
 
     schedule: str
-    optimizer: str | None  # of the schedule "gradient"
+    optimizer: str | None = None  # of "gradient", and of the frame of "em"
+    m_step: str | None = None  # of "em", as the rest
+    order: str | None = None
+    inner_steps: int | None = None
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -178,26 +505,87 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "adam": optax.adam,
 }
 
-# Schedule -> the rates it asks for.
+# M-step -> its rule, and the rates it asks for.
+M_STEPS: dict[str, tuple[Callable[..., MStep], tuple[str, ...]]] = {
+    "gradient": (m_steps.gradient, ("value_rate",)),
+    "prototype": (m_steps.prototype, ("value_rate", "ridge")),
+    "majorised": (m_steps.majorised, ("ridge", "damping", "statistics_rate")),
+}
+
+# Schedule -> the part of a structure that it asks for.
 SCHEDULES: dict[str, tuple[str, ...]] = {
-    "gradient": ("learning_rate",),
-    "two_timescale": ("routing_rate", "value_rate", "output_rate"),
+    "gradient": ("optimizer",),
+    "two_timescale": (),
+    "em": ("optimizer", "m_step", "order", "inner_steps"),
 }
 
 
+def rates_of(structure: Structure) -> tuple[str, ...]:
+    """The rates that an arm of this structure asks for, all of which may be traced."""
+    if structure.schedule == "gradient":
+        return ("learning_rate",)
+    if structure.schedule == "two_timescale":
+        return ("routing_rate", "value_rate", "output_rate")
+    return ("routing_rate", "output_rate", *M_STEPS[structure.m_step][1])
+
+
+def spread(rates: dict, scale: jax.Array, ratio: jax.Array) -> dict:
+    """The rates of an arm at points of a grid.
+
+    Learning rates times scale, the values' times ratio as well. An M-step in closed
+    form has no rate: there the ridge, which slows the values down, is divided by it.
+
+    Args:
+      rates: name -> value.
+      scale: (P,).
+      ratio: (P,), η_V / η_QK where the arm's own rates are equal.
+
+    Returns:
+      name -> (P,).
+    """
+    factors = dict.fromkeys(("learning_rate", "routing_rate", "output_rate"), scale)
+    factors["value_rate"] = scale * ratio
+    if "value_rate" not in rates:
+        factors["ridge"] = 1 / ratio
+    one = jnp.ones_like(scale)
+    return {name: rate * factors.get(name, one) for name, rate in rates.items()}
+
+
 def build(
-    structure: Structure, rates: dict, loss_and_gradient: GradientFunction
+    structure: Structure,
+    rates: dict,
+    loss_and_gradient: GradientFunction,
+    mix: MixFunction,
 ) -> Schedule:
     """The schedule that an arm of a config asks for.
 
     Args:
-      structure: names from `SCHEDULES` and `OPTIMIZERS`.
-      rates: name -> learning rate, possibly traced.
+      structure: names from `SCHEDULES`, `OPTIMIZERS`, `M_STEPS` and `ORDERS`.
+      rates: name -> value, possibly traced.
       loss_and_gradient: of one sequence.
+      mix: (q, k, v) -> a v of one sequence; only for "em".
 
     Returns:
       Schedule.
     """
     if structure.schedule == "two_timescale":
         return two_timescale(**rates, loss_and_gradient=loss_and_gradient)
-    return gradient(OPTIMIZERS[structure.optimizer](**rates), loss_and_gradient)
+    optimizer = OPTIMIZERS[structure.optimizer]
+    if structure.schedule == "gradient":
+        return gradient(optimizer(rates["learning_rate"]), loss_and_gradient)
+    rule, own = M_STEPS[structure.m_step]
+    frame = by_role(
+        {
+            ("query", "key"): optimizer(rates["routing_rate"]),
+            "output": optimizer(rates["output_rate"]),
+        },
+        still=("value",),
+    )
+    return em(
+        rule(*(rates[name] for name in own)),
+        frame,
+        order=structure.order,
+        inner_steps=structure.inner_steps,
+        mix=mix,
+        loss_and_gradient=loss_and_gradient,
+    )

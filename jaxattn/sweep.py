@@ -1,10 +1,11 @@
-"""Arms x seeds: every seed of an arm in one compiled program, on every core.
+"""Arms x seeds x grid: each kind of arm is one compiled program, on every core.
 
 Random numbers derive from one root key, folded with the seed's id and the name of a
 stream, so that a seed's numbers never depend on which other seeds or arms run.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -49,16 +50,24 @@ class Problem(NamedTuple):
     log_bayes_heldout: jax.Array  # (T, C), nats
 
 
+class Points(NamedTuple):
+    """The points of a config's grid: every regime x ratio x scale."""
+
+    fresh: np.ndarray  # (P,) bool, whether every step draws new sequences
+    ratio: np.ndarray  # (P,), how much faster the values move than the frame
+    scale: np.ndarray  # (P,), times every learning rate
+
+
 class Carry(NamedTuple):
     """A run in the middle: all that is needed to go on from here."""
 
     step: np.ndarray  # steps done, a scalar
-    states: dict[str, schedules.State]  # by arm; leaves lead with the seed
-    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation), NaN if to come
+    states: dict[str, schedules.State]  # by arm; leaves lead with seed, and point
+    curves: dict[str, np.ndarray]  # as in `Result`, NaN if to come
 
 
 class Result(NamedTuple):
-    """A finished run."""
+    """A finished run; arrays of a grid have its points behind the arm."""
 
     step: np.ndarray  # (evaluation,)
     curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation)
@@ -82,6 +91,15 @@ def stream(key: jax.Array, name: str) -> jax.Array:
 def evaluation_steps(config: ConfigDict) -> np.ndarray:
     """Steps after which metrics are taken: 0, every `eval_every`, and the last."""
     return np.append(np.arange(0, config.steps, config.eval_every), config.steps)
+
+
+def points(config: ConfigDict) -> Points | None:
+    """The grid's points in order, the scale fastest; None without a grid."""
+    if "grid" not in config:
+        return None
+    axes = config.grid.fresh, config.grid.ratio, config.grid.scale
+    fresh, ratio, scale = (axis.ravel() for axis in np.meshgrid(*axes, indexing="ij"))
+    return Points(fresh, ratio.astype(np.float32), scale.astype(np.float32))
 
 
 def build(config: ConfigDict, *, workers: int) -> Sweep:
@@ -124,11 +142,18 @@ def build(config: ConfigDict, *, workers: int) -> Sweep:
 def start(sweep: Sweep) -> Carry:
     """The run before its first step: everything drawn, step 0 evaluated."""
     config = sweep.config
-    shape = len(config.run_arms), config.seeds, len(evaluation_steps(config))
+    over_points = _over_points(config)
+    shape = (
+        len(config.run_arms),
+        *over_points,
+        config.seeds,
+        len(evaluation_steps(config)),
+    )
     curves = {name: np.full(shape, np.nan, np.float32) for name in METRICS}
     params = sweep.problems.params
     states = {arm: _initial_state(config, arm, params) for arm in config.run_arms}
-    metrics = sweep.evaluate(np.int32(0), params, sweep.problems)
+    params = _at_every_point(config, params)
+    metrics = sweep.evaluate((np.int32(0), _fresh(config)), params, sweep.problems)
     for row in range(len(config.run_arms)):  # every arm starts from the same weights
         _record(curves, (row, 0), metrics)
     return Carry(np.array(0), states, curves)
@@ -142,7 +167,7 @@ def advance(
     Args:
       sweep: from `build`.
       carry: from `start`, `advance` or a checkpoint; not changed.
-      on_progress: told the number of seed-steps after each arm.
+      on_progress: told the number of steps, of all seeds and points, after each arm.
 
     Returns:
       The next Carry.
@@ -156,17 +181,28 @@ def advance(
     states = {}
     for row, arm in enumerate(config.run_arms):
         states[arm] = sweep.train[_structure(config, arm)](
-            (_rates(config, arm), begin, end), carry.states[arm], sweep.problems.train
+            (_rates(config, arm), _fresh(config), begin, end),
+            carry.states[arm],
+            sweep.problems.train,
         )
-        metrics = sweep.evaluate(end, states[arm].params, sweep.problems)
+        metrics = sweep.evaluate(
+            (end, _fresh(config)), states[arm].params, sweep.problems
+        )
         _record(curves, (row, index), metrics)
-        on_progress(int(end - begin) * config.seeds)
+        on_progress(int(end - begin) * cells(config))
     return Carry(np.array(int(end)), states, curves)
 
 
+def cells(config: ConfigDict) -> int:
+    """How many runs an arm is: seeds, times the points of a grid."""
+    return math.prod((config.seeds, *_over_points(config)))
+
+
 def finish(sweep: Sweep, carry: Carry) -> Result:
-    """What is kept of a finished run."""
+    """What is kept of a finished run; attention maps only without a grid."""
     config = sweep.config
+    if points(config) is not None:
+        return Result(evaluation_steps(config), carry.curves, {})
     inputs = sweep.problems.heldout.inputs[config.snapshot_seed]
     length = min(config.snapshot_length, len(inputs))
     if catalogue.TASKS[config.task.name].causal:
@@ -215,6 +251,7 @@ def draw_problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
 def _train(
     config: ConfigDict,
     schedule: schedules.Schedule,
+    fresh: jax.Array | bool,
     begin: jax.Array,
     end: jax.Array,
     seed_id: jax.Array,
@@ -224,7 +261,7 @@ def _train(
     key = stream(_seed_key(config, seed_id), "dropout")
 
     def step(index: jax.Array, state: schedules.State) -> schedules.State:
-        batch = draw_batch(config, seed_id, index) if config.fresh else train
+        batch = _only_if(fresh, lambda: draw_batch(config, seed_id, index), train)
         return schedule.step(state, batch, jax.random.fold_in(key, index))[0]
 
     return jax.lax.fori_loop(begin, end, step, state)
@@ -233,14 +270,18 @@ def _train(
 def _evaluate(
     config: ConfigDict,
     step: jax.Array,
+    fresh: jax.Array | bool,
     seed_id: jax.Array,
     params: Params,
     problem: Problem,
 ) -> dict[str, jax.Array]:
-    train, log_bayes_train = problem.train, problem.log_bayes_train
-    if config.fresh:  # the sequences last trained on
-        train = draw_batch(config, seed_id, jnp.maximum(step - 1, 0))
-        log_bayes_train = jax.vmap(_task(config, seed_id).bayes)(train)
+    def last_trained_on() -> tuple[Batch, jax.Array]:
+        batch = draw_batch(config, seed_id, jnp.maximum(step - 1, 0))
+        return batch, jax.vmap(_task(config, seed_id).bayes)(batch)
+
+    train, log_bayes_train = _only_if(
+        fresh, last_trained_on, (problem.train, problem.log_bayes_train)
+    )
     on_train = jax.lax.map(
         lambda x: _scores(config, params, *x), (train, log_bayes_train)
     )
@@ -268,6 +309,13 @@ def _scores(
         "predictive_entropy": losses.predictive_entropy(logit, weights),
         "attention_entropy": jnp.vdot(share, readout.attention_entropy),
     }
+
+
+def _only_if(condition: jax.Array | bool, drawn: Callable, otherwise):
+    """A choice that a program makes, or that is made before there is one."""
+    if isinstance(condition, bool):
+        return drawn() if condition else otherwise
+    return jax.lax.cond(condition, drawn, lambda: otherwise)
 
 
 def draw_batch(config: ConfigDict, seed_id: jax.Array, step) -> Batch:
@@ -307,9 +355,32 @@ def _structure(config: ConfigDict, arm: str) -> schedules.Structure:
     return config_lib.structure(config.arms[arm])
 
 
-def _rates(config: ConfigDict, arm: str) -> dict[str, np.float32]:
+def _rates(config: ConfigDict, arm: str) -> dict[str, np.ndarray]:
+    """The rates of an arm, scalars or (P,)."""
     rates = config_lib.rates(config.arms[arm])
-    return {name: np.float32(rate) for name, rate in rates.items()}
+    rates = {name: np.float32(rate) for name, rate in rates.items()}
+    grid = points(config)
+    return rates if grid is None else schedules.spread(rates, grid.scale, grid.ratio)
+
+
+def _fresh(config: ConfigDict) -> np.ndarray | None:
+    """What a program is told of fresh sequences: (P,); without a grid it knows."""
+    grid = points(config)
+    return None if grid is None else grid.fresh
+
+
+def _over_points(config: ConfigDict) -> tuple[int, ...]:
+    grid = points(config)
+    return () if grid is None else grid.scale.shape
+
+
+def _at_every_point(config: ConfigDict, tree):
+    """Leaves that lead with the seed: given the points, if any, behind it."""
+    for count in _over_points(config):
+        tree = jax.tree.map(
+            lambda leaf, n=count: np.repeat(np.asarray(leaf)[:, None], n, axis=1), tree
+        )
+    return tree
 
 
 def _schedule(
@@ -317,18 +388,19 @@ def _schedule(
 ) -> schedules.Schedule:
     causal = catalogue.TASKS[config.task.name].causal
     gradient = functools.partial(schedules.GRADIENTS[config.gradient], causal=causal)
-    return schedules.build(structure, rates, gradient)
+    mix = functools.partial(schedules.MIXES[config.gradient], causal=causal)
+    return schedules.build(structure, rates, gradient, mix)
 
 
 def _initial_state(config: ConfigDict, arm: str, params: Params) -> schedules.State:
     schedule = _schedule(config, _structure(config, arm), _rates(config, arm))
-    return jax.vmap(schedule.init)(params)
+    return _at_every_point(config, jax.vmap(schedule.init)(params))
 
 
 def _record(curves: dict, where: tuple[int, int], metrics: dict) -> None:
     for name, values in metrics.items():
         row, index = where
-        curves[name][row, :, index] = values
+        curves[name][row, ..., index] = values.T  # a grid's points come first
 
 
 # --- where seeds run
@@ -422,19 +494,37 @@ def _lower_train(
     structure = _structure(config, arm)
 
     def one(shared, seed_id, state, batch):
-        rates, begin, end = shared
-        schedule = _schedule(config, structure, rates)
-        return _train(config, schedule, begin, end, seed_id, state, batch)
+        rates, fresh, begin, end = shared
+
+        def at_point(fresh, rates, state):
+            schedule = _schedule(config, structure, rates)
+            return _train(config, schedule, fresh, begin, end, seed_id, state, batch)
+
+        return _map_points(config, at_point, fresh, rates, state)
 
     states = _initial_state(config, arm, problems.params)
-    shared = _rates(config, arm), np.int32(0), np.int32(0)
+    shared = _rates(config, arm), _fresh(config), np.int32(0), np.int32(0)
     return _lower(config, workers, one, shared, states, problems.train)
 
 
 def _lower_evaluate(
     config: ConfigDict, workers: int, problems: Problem
 ) -> jax.stages.Lowered:
-    def one(step, seed_id, params, problem):
-        return _evaluate(config, step, seed_id, params, problem)
+    def one(shared, seed_id, params, problem):
+        step, fresh = shared
 
-    return _lower(config, workers, one, np.int32(0), problems.params, problems)
+        def at_point(fresh, params):
+            return _evaluate(config, step, fresh, seed_id, params, problem)
+
+        return _map_points(config, at_point, fresh, params)
+
+    params = _at_every_point(config, problems.params)
+    shared = np.int32(0), _fresh(config)
+    return _lower(config, workers, one, shared, params, problems)
+
+
+def _map_points(config: ConfigDict, function: Callable, fresh, *own):
+    """function(fresh, *own) at each point of the grid, or where there is none."""
+    if fresh is None:
+        return function(config.fresh, *own)
+    return jax.lax.map(lambda point: function(*point), (fresh, *own))

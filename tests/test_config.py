@@ -88,7 +88,7 @@ def test_whole_numbers_must_be_whole(text):
         ("arms.em.value_rate", math.nan, "a number from 0 to 1e+30"),
         ("arms.em.value_rate", math.inf, "a number from 0 to 1e+30"),
         ("arms.adam.optimizer", "adamm", "one of sgd, momentum, adam"),
-        ("arms.em.schedule", "e-m", "one of gradient, two_timescale"),
+        ("arms.em.schedule", "e-m", "one of gradient, two_timescale, em"),
         (
             "run_arms",
             ("sgd", "me"),
@@ -191,4 +191,4 @@ def test_unknown_variant_and_missing_file():
 def test_structure_leaves_the_numbers_out():
     arms = load().arms
     assert config_lib.structure(arms.sgd) == config_lib.structure(arms.sgd_matched)
-    assert config_lib.structure(arms.em) == schedules.Structure("two_timescale", None)
+    assert config_lib.structure(arms.em) == schedules.Structure("two_timescale")

@@ -4,13 +4,15 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from problems import random_problem, relative_error
 
-from jaxattn import attention, losses, schedules
+from jaxattn import attention, losses, m_steps, schedules, stats
+from jaxattn.tasks import sticky
 from jaxattn.tasks.base import Batch
 
 ARMS = {
@@ -138,23 +140,345 @@ def test_several_sequences_are_averaged(x64):
     assert relative_error(together, mean) < 1e-14
 
 
-@pytest.mark.parametrize("optimizer", schedules.OPTIMIZERS)
-def test_a_grid_of_rates_is_traced_once(optimizer):
+STRUCTURES = {
+    **{name: schedules.Structure("gradient", name) for name in schedules.OPTIMIZERS},
+    "two_timescale": schedules.Structure("two_timescale"),
+    **{
+        f"{m_step}, {order}": schedules.Structure("em", "sgd", m_step, order, 2)
+        for m_step in schedules.M_STEPS
+        for order in schedules.ORDERS
+    },
+}
+
+
+def built(structure, rates, name="streaming"):
+    return schedules.build(
+        structure,
+        rates,
+        functools.partial(schedules.GRADIENTS[name], causal=True),
+        functools.partial(schedules.MIXES[name], causal=True),
+    )
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_grid_of_rates_is_traced_once(name):
     params, inputs, targets = random_problem(0, dtype=np.float32)
     batch = Batch(inputs, targets)
+    rates = {
+        "routing_rate": 1.0,
+        "output_rate": 1.0,
+        "value_rate": 1.0,
+        "learning_rate": 0.1,
+        "ridge": 0.1,
+        "damping": 1.0,
+        "statistics_rate": 1.0,
+    }
+    rates = {name: rates[name] for name in schedules.rates_of(STRUCTURES[name])}
     traces = []
 
     @jax.jit
-    def trained(rate):
-        traces.append(rate)
-        structure = schedules.Structure("gradient", optimizer)
-        schedule = schedules.build(
-            structure, {"learning_rate": rate}, schedules.causal_gradient
-        )
-        return run(schedule, params, batch, 3)[0]
+    def trained(rates):
+        traces.append(rates)
+        return run(built(STRUCTURES[name], rates), params, batch, 3)[0]
 
+    curves = []
     with jax.numpy_dtype_promotion("standard"):  # Adam's own arithmetic
-        curves = [trained(jnp.float32(rate)) for rate in (0.0, 0.01, 0.1)]
+        for scale in (1e-3, 0.01, 0.1):
+            factors = dict.fromkeys(rates, scale) | {"ridge": 1 / scale}
+            now = {name: factors[name] * rate for name, rate in rates.items()}
+            curves.append(trained(jax.tree.map(jnp.float32, now)))
     assert len(traces) == 1
-    assert curves[0][2] == curves[0][0]
     assert curves[2][2] < curves[1][2] < curves[0][2]
+
+
+# --- EM
+
+
+def frame(routing_rate=0.125, output_rate=0.25):
+    return schedules.by_role(
+        {("query", "key"): optax.sgd(routing_rate), "output": optax.sgd(output_rate)},
+        still=("value",),
+    )
+
+
+@pytest.mark.parametrize("sequences", [0, 3])
+def test_em_with_one_gradient_step_at_the_same_point_is_the_authors_schedule(sequences):
+    """Bit for bit, over 30 steps; `sequences`: of a batch, 0 for no such axis."""
+    params, inputs, targets = random_problem(0, length=150, dtype=np.float32)
+    batch = Batch(inputs, targets)
+    if sequences:
+        batch = jax.tree.map(lambda leaf: jnp.stack([leaf] * sequences), batch)
+        batch = batch._replace(inputs=batch.inputs.at[1].multiply(2))
+    theirs = schedules.two_timescale(
+        routing_rate=0.125, value_rate=0.5, output_rate=0.25
+    )
+    ours = schedules.em(m_steps.gradient(0.5), frame(), order="simultaneous")
+    (curve, trained), (expected_curve, expected) = (
+        jax.jit(functools.partial(run, schedule, steps=30))(params, batch)
+        for schedule in (ours, theirs)
+    )
+    assert expected_curve[-1] < expected_curve[0] - 0.1
+    np.testing.assert_array_equal(curve, expected_curve)
+    jax.tree.map(np.testing.assert_array_equal, trained, expected)
+
+
+@pytest.mark.parametrize("name", schedules.MIXES)
+def test_the_frame_moves_along_the_gradient_after_the_m_step(x64, name):
+    params, inputs, targets = random_problem(0, length=40)
+    weights = jnp.where(jnp.arange(40) % 3 == 0, 0.0, 1.0)
+    batch = Batch(inputs, targets, weights)
+    schedule = schedules.em(
+        m_steps.majorised(0.1),
+        frame(1.0, 1.0),
+        inner_steps=2,
+        mix=functools.partial(schedules.MIXES[name], causal=True),
+    )
+    state, info = jax.jit(schedule.step)(schedule.init(params), batch, None)
+    moved = params._replace(w_v=state.params.w_v)
+    assert relative_error(moved.w_v, params.w_v) > 1e-3
+    gradient = jax.jit(functools.partial(schedules.by_autodiff, causal=True))
+    before, _ = gradient(params, batch)
+    _, after = gradient(moved, batch)
+    expected = jax.tree.map(jnp.subtract, moved, after)._replace(w_v=moved.w_v)
+    assert relative_error(state.params, expected) < 1e-13
+    assert relative_error(info.loss, before) < 1e-13
+
+
+@pytest.mark.parametrize("order", schedules.ORDERS)
+@pytest.mark.parametrize("m_step", schedules.M_STEPS)
+def test_every_way_to_mix_gives_the_same_em(x64, m_step, order):
+    params, inputs, targets = random_problem(0, length=200, scale=0.5)
+    batch = Batch(inputs, targets)
+    rates = {"routing_rate": 0.1, "output_rate": 0.2, "value_rate": 0.5}
+    rates |= {"ridge": 0.01, "damping": 0.9, "statistics_rate": 0.5}
+    structure = schedules.Structure("em", "sgd", m_step, order, 2)
+    rates = {name: rates[name] for name in schedules.rates_of(structure)}
+    (curve, trained), *others = (
+        jax.jit(functools.partial(run, built(structure, rates, name), steps=50))(
+            params, batch
+        )
+        for name in schedules.MIXES
+    )
+    assert curve[-1] < curve[0] - 0.01
+    for other_curve, other in others:
+        assert relative_error(other_curve, curve) < 1e-9
+        assert relative_error(other, trained) < 1e-9
+
+
+def test_holding_attention(x64):
+    """Z = a X and X' diag(N) X of dense attention; several sequences one by one."""
+    params, inputs, targets = random_problem(1, length=30)
+    sequences = jnp.stack([inputs, inputs[::-1]])
+    weights = jnp.stack([jnp.ones(30), jnp.arange(30.0)])
+    batch = Batch(sequences, jnp.stack([targets, targets]), weights)
+    held, _ = jax.jit(lambda p, b: schedules.hold(p, b, schedules.causal_mix))(
+        params, batch
+    )
+    mask = attention.causal_mask(30)
+    moments = []
+    for n, x in enumerate(sequences):
+        weight = attention.forward(params, x, mask).weight
+        rows = slice(30 * n, 30 * (n + 1))
+        assert relative_error(held.mixed[rows], weight @ x) < 1e-13
+        share = weights[n] / weights[n].sum() / 2
+        assert relative_error(held.share[rows], share) < 1e-14
+        moments.append(x.T @ (weight.sum(axis=0)[:, None] * x))
+    assert relative_error(held.moment, sum(moments) / 2) < 1e-13
+    np.testing.assert_array_equal(held.targets, jnp.tile(targets, 2))
+
+
+@pytest.mark.parametrize("m_step", schedules.M_STEPS)
+def test_a_sequence_twice_is_a_sequence_once(x64, m_step):
+    params, inputs, targets = random_problem(1, length=30)
+    rule, names = schedules.M_STEPS[m_step]
+    rates = {"value_rate": 0.3, "ridge": 0.1, "damping": 1.0, "statistics_rate": 1.0}
+    schedule = schedules.em(rule(*(rates[name] for name in names)), frame())
+    once = Batch(inputs, targets)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), once)
+    step = jax.jit(schedule.step)
+    (one, _), (two, _) = (
+        step(schedule.init(params), batch, None) for batch in (once, twice)
+    )
+    assert relative_error(two.params, one.params) < 1e-13
+
+
+def test_more_inner_steps_cost_no_attention():
+    """The operations of two more inner steps are linear in T."""
+    d_x, num_classes = 5, 6
+
+    def operations(length, inner_steps):
+        params, inputs, targets = random_problem(0, length=length, dtype=np.float32)
+        schedule = schedules.em(
+            m_steps.gradient(0.1),
+            frame(),
+            inner_steps=inner_steps,
+            mix=functools.partial(schedules.mix_by_autodiff, causal=False),
+        )
+        jaxpr = jax.make_jaxpr(schedule.step)(
+            schedule.init(params), Batch(inputs, targets), None
+        )
+        return multiplications(jaxpr.jaxpr)
+
+    extra = {n: operations(n, 3) - operations(n, 1) for n in (100, 200, 400)}
+    assert 0 < extra[100] <= 2 * 100 * 4 * d_x * num_classes
+    assert extra[200] == 2 * extra[100]
+    assert extra[400] == 4 * extra[100]
+    assert operations(400, 1) > 10 * operations(100, 1)  # attention is what it counts
+
+
+def multiplications(jaxpr):
+    """Of all matrix products, loops counted as often as they run."""
+    total = 0
+    for equation in jaxpr.eqns:
+        times = equation.params.get("length", 1)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            total += times * multiplications(inner)
+        if equation.primitive.name == "dot_general":
+            (summed, _), _ = equation.params["dimension_numbers"]
+            left = equation.invars[0].aval.shape
+            of_sum = np.prod([left[axis] for axis in summed])
+            total += int(np.prod(equation.outvars[0].aval.shape) * of_sum)
+    return total
+
+
+def test_online_em_learns_from_fresh_sequences_what_one_would_overfit():
+    """Bounds averaged over steps against the bound of each step's own sequence."""
+    task = sticky.sticky(
+        length=65,
+        num_symbols=4,
+        d_x=8,
+        stay=0.7,
+        embedding_key=jax.random.key(0),
+    )
+
+    @jax.jit
+    def trained(key, statistics_rate):
+        keys = jax.random.split(key, 3)
+        params = attention.init_params(keys[0], d_x=8, d_k=4, d_v=6, num_classes=4)
+        schedule = schedules.em(
+            m_steps.majorised(1e-2, 1.0, statistics_rate), frame(0.1, 0.1)
+        )
+
+        def step(state, key):
+            return schedule.step(state, task.sample(key), key)
+
+        state, _ = jax.lax.scan(
+            step, schedule.init(params), jax.random.split(keys[1], 60)
+        )
+
+        def distance(key):
+            batch = task.sample(key)
+            mask = attention.causal_mask(64)
+            logit = attention.forward(state.params, batch.inputs, mask).logit
+            return losses.kl_to_bayes(task.bayes(batch), logit)
+
+        return jnp.mean(jax.lax.map(distance, jax.random.split(keys[2], 20)))
+
+    keys = jax.random.split(jax.random.key(1), 8)
+    online, alone = (
+        np.array([trained(key, jnp.float32(rate)) for key in keys])
+        for rate in (0.05, 1.0)
+    )
+    low, high = stats.paired_difference(online, alone).ci95
+    assert high < -0.02, (low, high)
+
+
+# --- roles
+
+
+def test_roles_cover_the_parameters_once():
+    leaves = [leaf for leaves in schedules.ROLES.values() for leaf in leaves]
+    assert sorted(leaves) == sorted(attention.Params._fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"frame_roles": ("query", "key")}, "role 'output': nothing moves it"),
+        (
+            {"frame_roles": ("query", "key", "value", "output")},
+            "role 'value': moved by 'm_step' and 'frame'",
+        ),
+        ({"frame_roles": ("query", "keys", "output")}, "frame: role 'keys'; allowed"),
+        ({"still": ("query",)}, "role 'query': moved by 'frame' and 'still'"),
+        ({"shared": ("values",)}, "shared: role 'values'; allowed: query, key, value"),
+    ],
+)
+def test_a_role_must_be_moved_once(changes, message):
+    with pytest.raises(schedules.RoleError, match=message):
+        schedules.em(m_steps.gradient(0.1), optax.sgd(0.1), **changes)
+
+
+def test_a_role_may_rest_or_be_shared_if_said_so(x64):
+    params, inputs, targets = random_problem(0)
+    batch = Batch(inputs, targets)
+    schedule = schedules.em(
+        m_steps.gradient(0.5),
+        optax.sgd(0.25),
+        frame_roles=("value", "key"),
+        still=("query", "output"),
+        shared=("value",),
+    )
+    state, _ = jax.jit(schedule.step)(schedule.init(params), batch, None)
+    gradient = jax.jit(functools.partial(schedules.by_autodiff, causal=True))
+    after_m = params._replace(w_v=params.w_v - 0.5 * gradient(params, batch)[1].w_v)
+    _, second = gradient(after_m, batch)
+    expected = after_m._replace(
+        w_v=after_m.w_v - 0.25 * second.w_v, w_k=after_m.w_k - 0.25 * second.w_k
+    )
+    assert relative_error(state.params, expected) < 1e-13
+    for name in ("w_q", "w_o", "b_o"):
+        np.testing.assert_array_equal(
+            getattr(state.params, name), getattr(params, name)
+        )
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"query": 1}, "role 'key': nothing moves it"),
+        ({("query", "key"): 1, "key": 1, "value": 1, "output": 1}, "role 'key': moved"),
+        ({("query", "kye"): 1}, "role 'kye'; allowed: query, key, value, output"),
+    ],
+)
+def test_rules_by_role_are_checked(parts, message):
+    with pytest.raises(schedules.RoleError, match=message):
+        schedules.by_role({roles: optax.sgd(rate) for roles, rate in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"order": "together"}, "order='together'; allowed: alternating, simultaneous"),
+        ({"inner_steps": 0}, "inner_steps=0; allowed: 1 or more"),
+    ],
+)
+def test_what_em_cannot_do_is_said(changes, message):
+    with pytest.raises(ValueError, match=message):
+        schedules.em(m_steps.gradient(0.1), frame(), **changes)
+
+
+@pytest.mark.parametrize("optimizer", schedules.OPTIMIZERS)
+def test_any_optimizer_can_be_the_frame(optimizer):
+    params, inputs, targets = random_problem(0, dtype=np.float32)
+    schedule = schedules.em(
+        m_steps.majorised(0.1), schedules.OPTIMIZERS[optimizer](0.01)
+    )
+    with jax.numpy_dtype_promotion("standard"):  # Adam's own arithmetic
+        curve, _ = jax.jit(functools.partial(run, schedule, steps=10))(
+            params, Batch(inputs, targets)
+        )
+    assert curve[-1] < curve[0] - 0.1
+
+
+def test_seeds_side_by_side_are_seeds_one_by_one(x64):
+    schedule = schedules.em(m_steps.majorised(0.1), frame())
+    problems = [random_problem(seed) for seed in range(3)]
+    params, inputs, targets = jax.tree.map(lambda *x: jnp.stack(x), *problems)
+
+    def trained(params, inputs, targets):
+        return run(schedule, params, Batch(inputs, targets), 5)[1]
+
+    together = jax.jit(jax.vmap(trained))(params, inputs, targets)
+    one_by_one = jax.jit(lambda *all_: jax.lax.map(lambda one: trained(*one), all_))
+    assert relative_error(together, one_by_one(params, inputs, targets)) < 1e-11

@@ -1,0 +1,94 @@
+"""The phase map: how fast values may move beside routing, tuned against tuned.
+
+    python scripts/train.py --config=configs/rates.py         # 2 x 63 points, 8 seeds
+    python scripts/train.py --config=configs/rates.py:smoke   # seconds
+    python scripts/train.py --config=configs/rates.py:full    # T = 1999, 32 seeds
+
+Each arm runs at every ratio η_V / η_QK x scale η_QK (= η_O), on one sequence and with
+fresh ones. `two_timescale` at ratio 1 is SGD, at ratio 10 and scale 0.01 the authors'
+EM-like schedule. For M-steps in closed form the ratio divides the ridge.
+"""
+
+from ml_collections import ConfigDict
+
+from jaxattn.config import vary
+
+VARIANTS = {
+    "smoke": {
+        "seeds": 2,
+        "steps": 20,
+        "eval_every": 10,
+        "task.length": 65,
+        "grid.scale": (0.1, 1.0),
+        "grid.ratio": (0.1, 1.0, 10.0),
+    },
+    "full": {
+        "seeds": 32,
+        "steps": 1000,
+        "task.length": 2000,
+        "gradient": "streaming",
+    },
+}
+
+
+def _em(m_step: str, inner_steps: int, **values: float) -> dict:
+    return {
+        "schedule": "em",
+        "optimizer": "sgd",
+        "m_step": m_step,
+        "order": "alternating",
+        "inner_steps": inner_steps,
+        "routing_rate": 1.0,
+        "output_rate": 1.0,
+        **values,
+    }
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config, or one of `VARIANTS` of it."""
+    config = ConfigDict(
+        {
+            "seeds": 8,
+            "seed": 0,  # root of every random key
+            "steps": 500,
+            "eval_every": 25,
+            "checkpoint_every": 100,  # steps, at the next evaluation
+            "batch_size": 1,  # sequences per step
+            "gradient": "streaming",
+            "vmap_seeds": 0,  # seeds side by side; 0: 1 on CPU, all elsewhere
+            "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
+            "task": {
+                "name": "sticky",
+                "length": 257,
+                "num_symbols": 8,
+                "d_x": 20,
+                "stay": 0.3,
+                "embedding_seed": 0,
+            },
+            "grid": {
+                "scale": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+                "ratio": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+                "fresh": (False, True),  # one sequence, or a new one every step
+                "threshold": 0.1,  # of held-out KL to Bayes, nats: steps until there
+            },
+            "arms": {
+                "two_timescale": {
+                    "schedule": "two_timescale",
+                    "routing_rate": 1.0,
+                    "value_rate": 1.0,
+                    "output_rate": 1.0,
+                },
+                "em_gradient": _em("gradient", 5, value_rate=1.0),
+                "em_majorised": _em(
+                    "majorised", 1, ridge=1e-2, damping=1.0, statistics_rate=1.0
+                ),
+                "em_online": _em(
+                    "majorised", 1, ridge=1e-2, damping=1.0, statistics_rate=0.05
+                ),
+            },
+            "run_arms": ("two_timescale", "em_gradient", "em_majorised", "em_online"),
+            "baseline": "two_timescale",  # at ratio 1: SGD
+        }
+    )
+    vary(config, VARIANTS, variant)
+    return config

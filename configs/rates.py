@@ -51,7 +51,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "seeds": 8,
             "seed": 0,  # root of every random key
             "steps": 500,
-            "eval_every": 25,
+            "eval_every": 20,
             "checkpoint_every": 100,  # steps, at the next evaluation
             "batch_size": 1,  # sequences per step
             "gradient": "streaming",
@@ -69,7 +69,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 "scale": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
                 "ratio": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
                 "fresh": (False, True),  # one sequence, or a new one every step
-                "threshold": 0.1,  # of held-out KL to Bayes, nats: steps until there
+                "threshold": 0.08,  # of held-out KL to Bayes, nats: steps until there
             },
             "arms": {
                 "two_timescale": {

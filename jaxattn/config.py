@@ -129,6 +129,7 @@ GRID_FIELDS: dict[str, Rule] = {
         for field, rule in FIELDS.items()
         if field not in ("fresh", "snapshot_seed", "snapshot_length")
     },
+    "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
     "grid.ratio": _POSITIVES,
     "grid.fresh": _FLAGS,

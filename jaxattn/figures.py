@@ -1,12 +1,14 @@
 """Pictures from a run directory; nothing is drawn that does not lie in it."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
 import matplotlib.ticker
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxattn import report, stats
@@ -29,9 +31,9 @@ _STYLE = {
 
 
 class Band(NamedTuple):
-    """A mean over seeds and its pointwise 95 % interval; the numbers behind a curve."""
+    """A middle over seeds and its pointwise 95 % interval; what is behind a curve."""
 
-    mean: np.ndarray
+    middle: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
@@ -63,17 +65,36 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
     Returns:
       Names of the PNG files.
     """
+    functions = {"curves": _curves, "final": _final, "attention": _attention}
+    return save(functions, run, folder, pdf=pdf)
+
+
+def save(
+    functions: Mapping[str, Callable[[Run], Figure]],
+    run: Run,
+    folder: Path,
+    *,
+    pdf: bool,
+) -> list[str]:
+    """Draws pictures of a run in the style of the house.
+
+    Args:
+      functions: name -> what draws it.
+      run: with its summary.
+      folder: to write to; made if it is not there.
+      pdf: also as vector graphics.
+
+    Returns:
+      Names of the PNG files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {"curves": _curves, "final": _final, "attention": _attention}
-    names = []
     with matplotlib.rc_context(_STYLE):
-        for name, function in drawn.items():
+        for name, function in functions.items():
             figure = function(run)
             figure.savefig(folder / f"{name}.png")
             if pdf:
                 figure.savefig(folder / f"{name}.pdf")
-            names.append(f"{name}.png")
-    return names
+    return [f"{name}.png" for name in functions]
 
 
 def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -99,7 +120,7 @@ def _curves(run: Run) -> Figure:
     left, right = figure.subplots(1, 2)
     for axis, metric in ((left, "train_loss"), (right, "heldout_kl")):
         for arm, colour, curves in zip(
-            arms, _colours(arms), run.metrics[metric], strict=True
+            arms, colours(arms), run.metrics[metric], strict=True
         ):
             mean, low, high = band(curves)
             axis.plot(step, mean, color=colour, label=arm)
@@ -114,7 +135,7 @@ def _curves(run: Run) -> Figure:
     left.set_ylabel("nats per position")
     right.set_title("Distance to Bayes on a held-out sequence")
     right.set_ylabel("KL(Bayes ‖ model), nats per position")
-    _spread(right, "y", run.metrics["heldout_kl"])
+    spread(right, "y", run.metrics["heldout_kl"])
     handles, labels = left.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -126,7 +147,7 @@ def _curves(run: Run) -> Figure:
     return figure
 
 
-def _spread(axes, which: str, values: np.ndarray) -> None:
+def spread(axes: Axes, which: str, values: np.ndarray) -> None:
     """A log scale where an arm that over-fits would flatten all the others."""
     values = values[np.isfinite(values)]
     if len(values) == 0 or values.min() <= 0 or values.max() < 5 * values.min():
@@ -164,7 +185,7 @@ def _final(run: Run) -> Figure:
     figure = Figure(figsize=(9.5, height), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True)
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
-        for row, (arm, colour) in enumerate(zip(arms, _colours(arms), strict=True)):
+        for row, (arm, colour) in enumerate(zip(arms, colours(arms), strict=True)):
             values = run.metrics[metric][row, :, -1]
             axis.plot(
                 values,
@@ -187,7 +208,7 @@ def _final(run: Run) -> Figure:
         axis.margins(x=0.12)
         axis.locator_params(axis="x", nbins=3)
         if metric == "heldout_kl":
-            _spread(axis, "x", run.metrics[metric][..., -1])
+            spread(axis, "x", run.metrics[metric][..., -1])
     axes[0].set_yticks(range(len(arms)), arms)
     axes[0].set_ylim(len(arms) - 0.5, -0.5)
     figure.supxlabel(
@@ -240,5 +261,6 @@ def _attention(run: Run) -> Figure:
     return figure
 
 
-def _colours(arms) -> list[str]:
+def colours(arms: Sequence[str]) -> list[str]:
+    """A colour for each arm."""
     return [_COLOURS[index % len(_COLOURS)] for index in range(len(arms))]

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -29,6 +29,42 @@ _SPEEDUPS = {
 }
 
 
+class Claim(NamedTuple):
+    """What the paper says of two arms: the first has less of something."""
+
+    text: str
+    arm: str
+    baseline: str
+    metric: str
+
+
+# By the names that configs give their arms; those of which an arm did not run are left
+# out. Less loss, less distance, and less entropy where attention is sharper.
+CLAIMS = (
+    Claim("EM over SGD, script's rates", "em", "sgd", "train_loss"),
+    Claim("EM over SGD, script's rates, held out", "em", "sgd", "heldout_kl"),
+    Claim("EM over SGD, matched rates", "em", "sgd_matched", "train_loss"),
+    Claim("EM over SGD, matched rates, held out", "em", "sgd_matched", "heldout_kl"),
+    Claim("closed-form EM over SGD, held out", "em_majorised", "sgd", "heldout_kl"),
+    Claim(
+        "closed-form EM over SGD, matched rates, held out",
+        "em_majorised",
+        "sgd_matched",
+        "heldout_kl",
+    ),
+    Claim("sharper attention, script's rates", "em", "sgd", "attention_entropy"),
+    Claim("sharper attention, matched rates", "em", "sgd_matched", "attention_entropy"),
+)
+_METRIC_NAMES = {
+    "train_loss": "train loss",
+    "heldout_kl": "KL",
+    "attention_entropy": "entropy",
+}
+VERDICTS = {-1: "held", 1: "reversed", 0: "undecided"}
+# The share of the way from chance to Bayes below which nothing was learned to speak of.
+_LEFT_CHANCE = 0.1
+
+
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """What a program reads of a run: final metrics by arm, floors, comparisons.
 
@@ -45,7 +81,9 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     chance = math.log(num_classes(run))
     finite = np.isfinite(run.metrics["train_loss"]).all(axis=2)
 
-    below_bayes = final["train_loss"] < final["train_bayes_nll"]
+    gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
+    below_bayes = beats_bayes(gap, fresh=config["fresh"])
+    way = way_to_bayes(final, chance)
     by_arm = {}
     for row, arm in enumerate(arms):
         kept = finite[row]
@@ -54,10 +92,10 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             for name, values in final.items()
         }
         entry["diverged"] = int((~kept).sum())
-        entry["flags"] = _flags(
-            diverged=(~kept).sum(),
-            below_bayes=below_bayes[row][kept].sum(),
-            above_chance=(final["heldout_loss"][row] > chance)[kept].sum(),
+        entry["flags"] = flags(
+            diverged=int((~kept).sum()),
+            below_bayes=int(below_bayes[row][kept].sum()),
+            way=way[row][kept],
             seeds=len(kept),
         )
         by_arm[arm] = entry
@@ -68,29 +106,93 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "seeds": config["seeds"],
         "complete": True,
         "wall_seconds": wall_seconds,
-        "floors": {
-            "entropy_rate": _entropy_rate(config),
-            # The sequences are the same for every arm.
-            "bayes_heldout_nll": _interval(
-                stats.estimate(final["heldout_bayes_nll"][0])
-            ),
-            "bayes_train_nll": _interval(stats.estimate(final["train_bayes_nll"][0])),
-            "chance": chance,
-        },
+        # The sequences are the same for every arm.
+        "floors": floors(run, {name: values[0] for name, values in final.items()}),
         "arms": by_arm,
         "baseline": config["baseline"],
         "comparisons": _comparisons(run, final, finite),
+        "claims": _claims(arms, final, finite),
     }
 
 
-def _flags(*, diverged: int, below_bayes: int, above_chance: int, seeds: int) -> list:
-    """Warnings about one arm, each with the number of seeds it holds for."""
+def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What no model can beat, and what it takes no learning to reach, in nats.
+
+    Args:
+      run: its config says which task.
+      final: metric -> one value for each seed.
+    """
+    fields = ConfigDict(run.config["config"]["task"])
+    return {
+        "entropy_rate": catalogue.TASKS[fields.name].entropy_rate(fields),
+        "bayes_heldout_nll": _interval(stats.estimate(final["heldout_bayes_nll"])),
+        "bayes_train_nll": _interval(stats.estimate(final["train_bayes_nll"])),
+        "chance": math.log(num_classes(run)),
+    }
+
+
+def way_to_bayes(final: dict[str, np.ndarray], chance: float) -> np.ndarray:
+    """Share of the way from chance to exact Bayes that the held-out loss has come."""
+    return (chance - final["heldout_loss"]) / (chance - final["heldout_bayes_nll"])
+
+
+def beats_bayes(gap: np.ndarray, *, fresh: bool) -> np.ndarray:
+    """Whether each seed's train loss passes below the Bayes floor.
+
+    Args:
+      gap: train loss less that of exact Bayes on the same sequence (..., evaluation).
+      fresh: if so the average over the evaluations counts, since on a sequence of its
+        own a good model may be the luckier one; if not, any evaluation does.
+
+    Returns:
+      (...) boolean.
+    """
+    return gap[..., 1:].mean(axis=-1) < 0 if fresh else (gap < 0).any(axis=-1)
+
+
+def flags(*, diverged: int, below_bayes: int, way: np.ndarray, seeds: int) -> list[str]:
+    """Warnings about one arm, each with the number of seeds it holds for.
+
+    Args:
+      diverged: seeds that did.
+      below_bayes: seeds for which `beats_bayes`.
+      way: `way_to_bayes` of the others.
+      seeds: all of them.
+    """
     found = {
         "diverged": diverged,
         "train loss below the Bayes floor": below_bayes,
-        "held-out loss above chance": above_chance,
+        "held-out loss above chance": int((way < 0).sum()),
+        "not left chance": int(((way >= 0) & (way < _LEFT_CHANCE)).sum()),
     }
     return [f"{text} in {k} of {seeds} seeds" for text, k in found.items() if k > 0]
+
+
+def _claims(arms: Sequence[str], final: dict, finite: np.ndarray) -> list[dict]:
+    found = []
+    for claim in CLAIMS:
+        if claim.arm not in arms or claim.baseline not in arms:
+            continue
+        row, base = arms.index(claim.arm), arms.index(claim.baseline)
+        kept = finite[row] & finite[base]
+        difference = stats.paired_difference(
+            np.where(kept, final[claim.metric][row], np.nan),
+            np.where(kept, final[claim.metric][base], np.nan),
+        )
+        found.append(claim_entry(claim, difference))
+    return found
+
+
+def claim_entry(claim: Claim, difference: stats.Difference) -> dict[str, Any]:
+    """A claim as it stands in summary.json, with its verdict."""
+    return {
+        "claim": claim.text,
+        "arm": claim.arm,
+        "baseline": claim.baseline,
+        "metric": claim.metric,
+        "paired_difference": difference_entry(difference),
+        "verdict": VERDICTS[stats.sign(difference)],
+    }
 
 
 def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, Any]]:
@@ -108,7 +210,7 @@ def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, An
             "arm": arm,
             "baseline": baseline,
             "paired_difference": {
-                name: _interval(
+                name: difference_entry(
                     stats.paired_difference(
                         np.where(kept, values[row], np.nan),
                         np.where(kept, values[base], np.nan),
@@ -151,15 +253,17 @@ def _interval(estimate: stats.Estimate) -> dict[str, Any]:
     return {"mean": estimate.mean, "ci95": estimate.ci95, "n": estimate.n}
 
 
+def difference_entry(difference: stats.Difference) -> dict[str, Any]:
+    """A paired difference as it stands in summary.json."""
+    entry = difference._asdict()
+    del entry["std"]
+    return entry
+
+
 def num_classes(run: Run) -> int:
     """Number of classes of the run's task."""
     fields = ConfigDict(run.config["config"]["task"])
     return catalogue.TASKS[fields.name].num_classes(fields)
-
-
-def _entropy_rate(config: dict[str, Any]) -> float:
-    fields = ConfigDict(config["task"])
-    return catalogue.TASKS[fields.name].entropy_rate(fields)
 
 
 def csv_table(summary: dict[str, Any]) -> str:
@@ -191,23 +295,26 @@ def terminal(summary: dict[str, Any]) -> str:
         f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps,"
         " last evaluation, mean ± half a 95 % interval",
         text_table(_main_table(summary)),
-        _floors(summary),
+        floor_line(summary),
     ]
     if summary["comparisons"]:
         baseline = summary["baseline"]
         blocks += [
             f"Steps to where {baseline} ended (seeds that got there), and speed-up;\n"
-            f"medians{_of_medians(summary)}",
+            f"medians{of_medians(summary)}",
             text_table(_speed_table(summary)),
         ]
     elif summary["baseline"] not in summary["arms"]:
         blocks.append(
             f"No comparison: {summary['baseline']}, the baseline, did not run"
         )
-    flags = _flag_lines(summary)
-    if flags:
-        blocks.append("\n".join(["Flags", *flags]))
-    return "\n\n".join(blocks) + "\n"
+    blocks.append(
+        claim_block(
+            summary, "The paper's claims, paired differences at the end in nats"
+        )
+    )
+    blocks.append(flag_block(summary))
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
@@ -222,16 +329,15 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
         f"# {summary['config']}",
         f"{summary['seeds']} seeds, {summary['steps']} steps;"
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        opening(summary),
         "## Last evaluation",
         "Mean over seeds ± half a 95 % interval (Student). Losses, KL and entropy in"
         " nats. Held-out: a sequence never trained on; KL, accuracy and entropy are"
         " measured there.",
         markdown_table(_main_table(summary)),
-        _floors(summary),
+        floor_line(summary),
     ]
-    flags = _flag_lines(summary)
-    if flags:
-        parts += ["## Flags", "\n".join(f"* {line}" for line in flags)]
+    parts += flag_section(summary)
     if summary["comparisons"]:
         baseline = summary["baseline"]
         parts += [
@@ -239,15 +345,110 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
             f"Steps to the first evaluation at which an arm was where {baseline} ended"
             " on the same seed, by train loss and by held-out KL to Bayes, and how many"
             f" times fewer they are than {baseline}'s own. Medians over seeds"
-            f"{_of_medians(summary)}; a seed that never got there counts as slower than"
+            f"{of_medians(summary)}; a seed that never got there counts as slower than"
             " any that did.",
             markdown_table(_speed_table(summary)),
             f"Paired difference to {baseline} at the end, mean over seeds ± half a 95 %"
-            " interval.",
+            " interval (Student; summary.json has the bootstrap's too).",
             markdown_table(_difference_table(summary)),
         ]
+    parts += claim_section(summary)
     parts += [f"![{name}]({name})" for name in figures]
     return "\n\n".join(parts) + "\n"
+
+
+def opening(summary: dict[str, Any]) -> str:
+    """Which claims of the paper held in a run, as a paragraph."""
+    if not summary["claims"]:
+        return "None of the paper's claims can be read from these arms."
+    return (
+        f"What {summary['seeds']} seeds say of the paper's claims. "
+        f"{verdict_sentences(summary)} **Not asked here**: tuned against tuned (see"
+        " configs/rates.py)."
+    )
+
+
+def verdict_sentences(summary: dict[str, Any]) -> str:
+    """The claims of a run, those of one verdict together."""
+    sentences = []
+    for verdict in VERDICTS.values():
+        said = [_said(c) for c in summary["claims"] if c["verdict"] == verdict]
+        if said:
+            sentences.append(f"**{verdict.capitalize()}**: {'; '.join(said)}.")
+    return " ".join(sentences)
+
+
+def claim_block(summary: dict[str, Any], title: str) -> str:
+    """The claims of a run for a terminal, a line each."""
+    lines = [f"{c['verdict']:<9}  {_said(c)}" for c in summary["claims"]]
+    return "\n".join([title, *lines]) if lines else ""
+
+
+def flag_block(summary: dict[str, Any]) -> str:
+    """The flags of a run for a terminal, a line each."""
+    lines = flag_lines(summary)
+    return "\n".join(["Flags", *lines]) if lines else ""
+
+
+def flag_section(summary: dict[str, Any]) -> list[str]:
+    """The flags of a run, for report.md."""
+    lines = flag_lines(summary)
+    if not lines:
+        return []
+    return [
+        "## Flags",
+        "Below the Bayes floor: the training sequence is remembered, not understood."
+        " Not left chance: the held-out loss has come less than"
+        f" {_LEFT_CHANCE:.0%} of the way from chance to exact Bayes.",
+        "\n".join(f"* {line}" for line in lines),
+    ]
+
+
+def claim_section(summary: dict[str, Any]) -> list[str]:
+    """The claims of a run, for report.md."""
+    if not summary["claims"]:
+        return []
+    return [
+        "## Claims",
+        "Paired difference of arm less baseline, in nats, with Student's and the"
+        " bootstrap's (BCa) 95 % interval. A claim held or is reversed where both lie"
+        " on one side of 0.",
+        markdown_table(claim_table(summary)),
+    ]
+
+
+def _said(claim: dict[str, Any]) -> str:
+    difference = claim["paired_difference"]
+    if difference["mean"] is None:
+        return claim["claim"]
+    metric = _METRIC_NAMES[claim["metric"]]
+    return f"{claim['claim']} ({metric} {mean(difference, '+')})"
+
+
+def claim_table(summary: dict[str, Any]) -> list[list[str]]:
+    """Every claim with its difference, both intervals and the verdict."""
+    rows = [["claim", "arms", "of", "difference", "Student", "bootstrap", "verdict"]]
+    for claim in summary["claims"]:
+        difference = claim["paired_difference"]
+        rows.append(
+            [
+                claim["claim"],
+                f"{claim['arm']} - {claim['baseline']}",
+                _METRIC_NAMES[claim["metric"]],
+                "none" if difference["mean"] is None else f"{difference['mean']:+.3f}",
+                ends(difference["ci95"]),
+                ends(difference["bootstrap95"]),
+                claim["verdict"],
+            ]
+        )
+    return rows
+
+
+def ends(interval: Sequence[float] | None) -> str:
+    """An interval as [low, high]."""
+    if interval is None:
+        return "none"
+    return "[{:+.3f}, {:+.3f}]".format(*interval)
 
 
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:
@@ -273,23 +474,38 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
         row = [entry["arm"]]
         for steps_name, speedup_name in _SPEEDUPS.values():
             steps, speedup = entry[steps_name], entry[speedup_name]
-            # Less than half arrived: the median lies beyond the run. Just half: between
-            # the last that did and anything.
-            beyond = 2 * steps["reached"] < steps["n"]
-            late, slow = (f">{summary['steps']}", "<1") if beyond else ("?", "?")
-            middle = late if steps["median"] is None else f"{steps['median']:.0f}"
-            times = slow if speedup["median"] is None else f"{speedup['median']:.3g}x"
-            if speedup["ci95"] is not None:
-                low, high = (
-                    "<1" if end is None else f"{end:.3g}" for end in speedup["ci95"]
-                )
-                times += f" [{low}, {high}]"
-            row += [f"{middle} ({steps['reached']}/{steps['n']})", times]
+            row += [steps_cell(steps, summary["steps"]), speedup_cell(steps, speedup)]
         rows.append(row)
     return rows
 
 
-def _floors(summary: dict[str, Any]) -> str:
+def steps_cell(steps: dict[str, Any], end: int) -> str:
+    """A median of steps, and how many seeds got there."""
+    beyond = f">{end}" if _beyond(steps) else "?"
+    middle = beyond if steps["median"] is None else f"{steps['median']:.0f}"
+    return f"{middle} ({steps['reached']}/{steps['n']})"
+
+
+def speedup_cell(steps: dict[str, Any], speedup: dict[str, Any]) -> str:
+    """A median speed-up with its interval."""
+    slow = "<1" if _beyond(steps) else "?"
+    times = slow if speedup["median"] is None else f"{speedup['median']:.3g}x"
+    if speedup["ci95"] is None:
+        return times
+    low, high = ("<1" if end is None else f"{end:.3g}" for end in speedup["ci95"])
+    return f"{times} [{low}, {high}]"
+
+
+def _beyond(steps: dict[str, Any]) -> bool:
+    """Whether the median lies beyond the run, since less than half arrived.
+
+    Just half: between the last that did and anything.
+    """
+    return 2 * steps["reached"] < steps["n"]
+
+
+def floor_line(summary: dict[str, Any]) -> str:
+    """What to read losses against, in two lines."""
     floors = summary["floors"]
     return (
         f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the chain"
@@ -299,7 +515,8 @@ def _floors(summary: dict[str, Any]) -> str:
     )
 
 
-def _flag_lines(summary: dict[str, Any]) -> list[str]:
+def flag_lines(summary: dict[str, Any]) -> list[str]:
+    """Every flag, with its arm in front."""
     return [
         f"{arm}: {flag}"
         for arm, entry in summary["arms"].items()
@@ -318,7 +535,8 @@ def mean(value: dict[str, Any], sign: str = "") -> str:
     return f"{text}±{value['ci95'][1] - value['mean']:{style}}"
 
 
-def _of_medians(summary: dict[str, Any]) -> str:
+def of_medians(summary: dict[str, Any]) -> str:
+    """What is to be said of the intervals of medians."""
     if summary["seeds"] < 6:
         return " (an interval needs 6 seeds)"
     return " [95 %]"

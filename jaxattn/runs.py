@@ -26,6 +26,7 @@ from orbax.checkpoint import v1 as ocp
 import jaxattn
 from jaxattn import sweep
 
+_CURVE_AXES_OF_GRID = ["arm", "point", "seed", "eval"]
 _PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
 
 
@@ -190,16 +191,23 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     """
     arrays = {"step": result.step, **result.curves}
     axes = {"step": ["eval"]}
-    axes |= {name: ["arm", "seed", "eval"] for name in result.curves}
-    arrays |= {f"attention_{name}": array for name, array in result.attention.items()}
-    axes["attention_initial"] = axes["attention_allowed"] = ["query", "source"]
-    axes["attention_final"] = ["arm", "query", "source"]
+    points = sweep.points(config)
+    of_curve = ["arm", "seed", "eval"] if points is None else _CURVE_AXES_OF_GRID
+    axes |= dict.fromkeys(result.curves, of_curve)
+    for name, array in result.attention.items():
+        arrays[f"attention_{name}"] = array
+        axes[f"attention_{name}"] = ["arm", "query", "source"][-array.ndim :]
     np.savez_compressed(folder / "metrics.npz", **arrays)
     coordinates = {
         "arm": list(config.run_arms),
         "seed": list(range(config.seeds)),
         "eval": result.step.tolist(),
     }
+    if points is not None:
+        coordinates["point"] = [
+            {"fresh": bool(fresh), "ratio": float(ratio), "scale": float(scale)}
+            for fresh, ratio, scale in zip(*points, strict=True)
+        ]
     _write_json(folder / "metrics.json", {"axes": axes, "coordinates": coordinates})
     write_config(folder, config)
     return load(folder)

@@ -19,6 +19,16 @@ class Estimate(NamedTuple):
     n: int
 
 
+class Difference(NamedTuple):
+    """A mean over pairs, with two intervals that err in different ways."""
+
+    mean: float | None
+    std: float | None  # sample standard deviation, n - 1
+    ci95: tuple[float, float] | None  # Student's: right if differences are normal
+    bootstrap95: tuple[float, float] | None  # BCa: no shape assumed, narrow for few
+    n: int
+
+
 class Median(NamedTuple):
     """A median over seeds; None where it depends on a seed that was not seen."""
 
@@ -51,9 +61,55 @@ def estimate(values: np.ndarray) -> Estimate:
     return Estimate(mean, std, (float(mean - half), float(mean + half)), n)
 
 
-def paired_difference(values: np.ndarray, baseline: np.ndarray) -> Estimate:
-    """Mean of value - baseline over the seeds that have both, see `estimate`."""
-    return estimate(np.asarray(values, np.float64) - np.asarray(baseline, np.float64))
+def paired_difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
+    """Mean of value - baseline over the seeds that have both.
+
+    Args:
+      values: one per seed (n,).
+      baseline: of the same seeds (n,).
+
+    Returns:
+      Difference, see `estimate` and `bootstrap`.
+    """
+    differences = np.asarray(values, np.float64) - np.asarray(baseline, np.float64)
+    mean, std, ci95, n = estimate(differences)
+    return Difference(mean, std, ci95, bootstrap(differences), n)
+
+
+def bootstrap(values: np.ndarray) -> tuple[float, float] | None:
+    """Bootstrap interval of a mean over seeds, bias-corrected and accelerated (BCa).
+
+    It covers the mean in about 87 % of samples of 8 seeds and 93 % of 32, normal or
+    skewed (Student's: 95 % if normal, 90 % if exponential with 8), as simulated in
+    tests/test_stats.py: believe a difference that both exclude from 0.
+
+    Args:
+      values: one per seed (n,); non-finite ones are left out.
+
+    Returns:
+      Its ends; None below two values. Always the same for the same values.
+
+    Source: Efron 1987; scipy.stats.bootstrap.
+    """
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    if len(values) < 2:
+        return None
+    if np.ptp(values) == 0:  # every resample is the same
+        return float(values[0]), float(values[0])
+    result = scipy_stats.bootstrap(
+        (values,), np.mean, method="BCa", rng=np.random.default_rng(0)
+    )
+    return tuple(float(end) for end in result.confidence_interval)
+
+
+def sign(difference: Difference) -> int:
+    """-1 or 1 where both intervals lie on that side of 0, else 0: not decided."""
+    if difference.ci95 is None:
+        return 0
+    low = min(difference.ci95[0], difference.bootstrap95[0])
+    high = max(difference.ci95[1], difference.bootstrap95[1])
+    return int(low > 0) - int(high < 0)
 
 
 def first_reached(
@@ -90,7 +146,8 @@ def median(values: np.ndarray) -> Median:
     Returns:
       Median; an end of the interval is None where it is censored.
 
-    Source: Conover 1999, Practical Nonparametric Statistics, section 3.2.
+    Source: Conover 1999, Practical Nonparametric Statistics, section 3.2;
+    scipy.stats.quantile_test.
     """
     values = np.asarray(values, np.float64)
     values = np.sort(values[~np.isnan(values)])
@@ -99,11 +156,10 @@ def median(values: np.ndarray) -> Median:
         return Median(None, None, 0)
     low, high = values[(n - 1) // 2], values[n // 2]
     middle = None if _seen(low) is None or _seen(high) is None else (low + high) / 2
-    # The largest k with P(Binomial(n, 1/2) < k) at most 2.5 %.
-    k = int(scipy_stats.binom.ppf(0.025, n, 0.5))
-    if k == 0:
+    ends = scipy_stats.quantile_test(values, p=0.5).confidence_interval(0.95)
+    if np.isnan(ends).any():  # too few
         return Median(_seen(middle), None, n)
-    return Median(_seen(middle), (_seen(values[k - 1]), _seen(values[n - k])), n)
+    return Median(_seen(middle), tuple(map(_seen, ends)), n)
 
 
 def _seen(value: float | None) -> float | None:

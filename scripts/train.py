@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from jaxattn import command, figures, report, runs, sweep
+from jaxattn import command, figures, phase, phase_figures, report, runs, sweep
 from jaxattn import config as config_lib
 
 _CONFIG = flags.DEFINE_string("config", None, "a config file, with :VARIANT behind it")
@@ -41,14 +41,22 @@ def main(overrides: list[tuple[str, str]]) -> int:
             file=sys.stderr,
         )
         return 130
-    print(report.terminal(summary))
+    print(_tables(config)[0].terminal(summary))
     print(f"Written to {workdir}: report.md, summary.json, metrics.npz, figures/")
     return 0
 
 
+def _tables(config: ConfigDict):
+    """What reads a run of this config, and what draws it."""
+    return (phase, phase_figures) if "grid" in config else (report, figures)
+
+
 def _run(config: ConfigDict, workdir: Path) -> dict:
+    tables, pictures = _tables(config)
     device, workers = jax.local_devices()[0].device_kind, _workers()
-    print(f"{config.name}: {', '.join(config.run_arms)}; {config.seeds} seeds")
+    points = sweep.cells(config) // config.seeds
+    over = f" x {points} points" if points > 1 else ""
+    print(f"{config.name}: {', '.join(config.run_arms)}; {config.seeds} seeds{over}")
     print(f"{config.steps} steps, {workers} x {device}; compiling ...", flush=True)
     started = time.perf_counter()
     program = sweep.build(config, workers=workers)
@@ -63,12 +71,12 @@ def _run(config: ConfigDict, workdir: Path) -> dict:
 
     with runs.staged(workdir) as stage:
         run = runs.write_metrics(stage, config, sweep.finish(program, carry))
-        summary = report.summarise(run, wall)
+        summary = tables.summarise(run, wall)
         run = run._replace(summary=summary)
-        names = figures.draw(run, stage / "figures", pdf=_PDF.value)
-        (stage / "summary.csv").write_text(report.csv_table(summary), "utf-8")
+        names = pictures.draw(run, stage / "figures", pdf=_PDF.value)
+        (stage / "summary.csv").write_text(tables.csv_table(summary), "utf-8")
         paths = [f"figures/{name}" for name in names]
-        (stage / "report.md").write_text(report.markdown(summary, paths), "utf-8")
+        (stage / "report.md").write_text(tables.markdown(summary, paths), "utf-8")
         runs.write_summary(stage, summary)
     runs.remove_checkpoints(workdir)
     return summary
@@ -93,7 +101,7 @@ def _train(
     seconds: Callable[[], float],
 ) -> sweep.Carry:
     config = program.config
-    per_step = config.seeds * len(config.run_arms)
+    per_step = sweep.cells(config) * len(config.run_arms)
     with tqdm(
         total=config.steps * per_step,
         initial=int(carry.step) * per_step,

@@ -10,6 +10,11 @@ from jaxattn import schedules
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
+ARMS = (
+    "adam, em, em_majorised, em_prototype, momentum, output_fast, routing_fast, sgd,"
+    " sgd_matched"
+)
+
 
 def load(variant=""):
     return config_lib.load(f"{CONFIGS / 'sticky.py'}{variant and ':' + variant}")
@@ -92,14 +97,14 @@ def test_whole_numbers_must_be_whole(text):
         (
             "run_arms",
             ("sgd", "me"),
-            "adam, em, output_fast, routing_fast, sgd, sgd_matched",
+            ARMS,
         ),
         ("run_arms", (), "names, separated by commas, none twice"),
         ("run_arms", ("em", "em"), "names, separated by commas, none twice"),
         (
             "baseline",
             "nobody",
-            "one of adam, em, output_fast, routing_fast, sgd, sgd_matched",
+            f"one of {ARMS}",
         ),
         ("snapshot_seed", 8, "a whole number from 0 to 7"),
     ],

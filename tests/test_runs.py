@@ -226,7 +226,7 @@ def test_band_is_student_s_at_each_point():
     band = figures.band(curves)
     for point in range(3):
         estimate = stats.estimate(curves[:4, point])
-        assert band.mean[point] == pytest.approx(estimate.mean)
+        assert band.middle[point] == pytest.approx(estimate.mean)
         assert (band.low[point], band.high[point]) == pytest.approx(estimate.ci95)
 
 

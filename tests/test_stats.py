@@ -41,6 +41,45 @@ def test_coverage_of_the_mean(n):
     assert 0.93 < inside / 2000 < 0.97
 
 
+@pytest.mark.parametrize(("n", "low", "high"), [(8, 0.84, 0.90), (32, 0.91, 0.95)])
+@pytest.mark.parametrize("shape", ["normal", "exponential"])
+def test_coverage_of_the_bootstrap(n, low, high, shape):
+    """Too narrow for few seeds, as its docstring says; no worse if they are skewed."""
+    rng = np.random.default_rng(0)
+    draws = getattr(rng, shape)(size=(600, n))
+    truth = {"normal": 0, "exponential": 1}[shape]
+    inside = [a <= truth <= b for a, b in map(stats.bootstrap, draws)]
+    assert low < np.mean(inside) < high
+
+
+@pytest.mark.parametrize("n", [8, 32])
+def test_a_difference_is_seldom_taken_for_one_that_is_not(n):
+    rng = np.random.default_rng(0)
+    signs = [
+        stats.sign(stats.paired_difference(a, b))
+        for a, b in zip(
+            rng.exponential(size=(600, n)), rng.exponential(size=(600, n)), strict=True
+        )
+    ]
+    assert np.mean(np.abs(signs)) < 0.06
+    assert abs(np.mean(signs)) < 0.03
+
+
+def test_sign_needs_both_intervals():
+    assert stats.sign(stats.Difference(1.0, 1.0, (0.5, 1.5), (0.1, 1.6), 8)) == 1
+    assert stats.sign(stats.Difference(1.0, 1.0, (0.5, 1.5), (-0.1, 1.6), 8)) == 0
+    assert stats.sign(stats.Difference(-1.0, 1.0, (-2, -0.1), (-2, -0.2), 8)) == -1
+    assert stats.sign(stats.Difference(1.0, None, None, None, 1)) == 0
+
+
+def test_bootstrap_of_little():
+    assert stats.bootstrap([1.0]) is None
+    assert stats.bootstrap([2.0, np.nan, 2.0]) == (2.0, 2.0)
+    low, high = stats.bootstrap([1.0, 2.0, np.inf, 4.0])
+    assert 1 <= low < 7 / 3 < high <= 4
+    assert stats.bootstrap([1.0, 2.0, 4.0]) == (low, high)
+
+
 @pytest.mark.parametrize("n", [6, 8, 9, 32])
 def test_coverage_of_the_median_under_censoring(n):
     """Exponential times, censored at 1.2 medians: still at least 95 %."""

@@ -1,0 +1,364 @@
+"""Tables from a run over a grid of rates: each schedule at its best, tuned on others.
+
+A schedule's rates are chosen by the mean over seeds of what it ends at. Reported on the
+same seeds that would flatter whoever has more points to choose from, so for each seed
+the point is chosen on all the others.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxattn import report, stats, sweep
+from jaxattn.runs import Run
+from jaxattn.sweep import METRICS
+
+BASELINE = "sgd"
+
+
+class Schedule(NamedTuple):
+    """A schedule with sequences of one kind, and the points that are its own."""
+
+    name: str
+    regime: str  # "one" sequence, or "fresh" ones
+    row: int  # of the run's arms
+    points: np.ndarray  # indices into the grid
+
+    @property
+    def title(self) -> str:
+        """As it stands in tables and in summary.json."""
+        return f"{self.name}/{self.regime}"
+
+
+class Tuned(NamedTuple):
+    """A schedule with its rates chosen."""
+
+    best: int  # the point that is best over all seeds, an index into the grid
+    others: np.ndarray  # for each seed, the point that is best over the other seeds
+
+
+def grid(run: Run) -> sweep.Points:
+    """The points of the run."""
+    return sweep.points(ConfigDict(run.config["config"]))
+
+
+# Parts of a map of `two_timescale`, by the ratio of its rates.
+_PARTS = {
+    BASELINE: lambda ratio: ratio == 1,
+    "values_fast": lambda ratio: ratio > 1,  # EM-like
+    "routing_fast": lambda ratio: ratio < 1,
+}
+
+
+def schedules(run: Run) -> list[Schedule]:
+    """Every schedule of a run, with one sequence and with fresh ones.
+
+    `two_timescale` of equal base rates is three: SGD where values and routing are
+    equally fast, and those with faster values, as in EM, or faster routing.
+    """
+    config, points = run.config["config"], grid(run)
+    found = []
+    for fresh, regime in ((False, "one"), (True, "fresh")):
+        here = points.fresh == fresh
+        for row, arm in enumerate(config["run_arms"]):
+            fields = config["arms"][arm]
+            rates = {v for name, v in fields.items() if name.endswith("_rate")}
+            parts = {arm: lambda ratio: ratio > 0}
+            if fields["schedule"] == "two_timescale" and len(rates) == 1:
+                parts = _PARTS
+            for name, belongs in parts.items():
+                mine = np.flatnonzero(here & belongs(points.ratio))
+                found.append(Schedule(name, regime, row, mine))
+    return [schedule for schedule in found if len(schedule.points) > 0]
+
+
+def tuned(cost: np.ndarray, points: np.ndarray) -> Tuned:
+    """Chooses the point of least mean cost.
+
+    Args:
+      cost: (P, n), of all points and seeds; a point of which any cost is not finite is
+        taken only if all others are too.
+      points: indices of those to choose from.
+
+    Returns:
+      Tuned, for n of at least 2.
+    """
+    mine = np.where(np.isfinite(cost[points]), cost[points], np.inf)
+    others = [
+        points[np.argmin(np.delete(mine, seed, axis=1).mean(axis=1))]
+        for seed in range(mine.shape[1])
+    ]
+    return Tuned(int(points[np.argmin(mine.mean(axis=1))]), np.array(others))
+
+
+def steps_to_threshold(run: Run) -> np.ndarray:
+    """First evaluation with held-out KL to Bayes at or below the grid's threshold.
+
+    Args:
+      run: over a grid.
+
+    Returns:
+      Steps (arm, P, n), inf for a seed that did not get there or diverged.
+    """
+    config, curves = run.config["config"], run.metrics["heldout_kl"]
+    num_seeds, threshold = config["seeds"], config["grid"]["threshold"]
+    rows = curves.reshape(-1, curves.shape[-1])
+    first = stats.first_reached(
+        run.metrics["step"], rows, np.full(len(rows), float(threshold))
+    )
+    first = np.where(np.isfinite(rows).all(axis=1), first, np.inf)
+    return first.reshape(*curves.shape[:2], num_seeds)
+
+
+def final(run: Run, metric: str) -> np.ndarray:
+    """A metric at the end (arm, P, n), NaN for a seed that diverged on the way."""
+    finite = np.isfinite(run.metrics["train_loss"]).all(axis=-1)
+    return np.where(finite, run.metrics[metric][..., -1], np.nan)
+
+
+def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
+    """What a program reads of a run over a grid.
+
+    Args:
+      run: metrics and config.
+      wall_seconds: "compile" and "run".
+
+    Returns:
+      The content of summary.json: as of a run without a grid, with an arm for each
+      schedule and way of drawing sequences, at rates tuned on the other seeds.
+    """
+    config, points = run.config["config"], grid(run)
+    chance = math.log(report.num_classes(run))
+    ends = {name: final(run, name) for name in METRICS}
+    seed = np.arange(config["seeds"])
+    times = steps_to_threshold(run)
+
+    arms, at_best, time_at_best = {}, {}, {}
+    for schedule in schedules(run):
+        row = schedule.row
+        by_kl = tuned(ends["heldout_kl"][row], schedule.points)
+        # Who never got there took longer than any who did.
+        by_time = tuned(np.minimum(times[row], 2 * config["steps"]), schedule.points)
+        chosen = {name: ends[name][row, by_kl.others, seed] for name in METRICS}
+        time = times[row, by_time.others, seed]
+        at_best[schedule.title], time_at_best[schedule.title] = chosen, time
+        runs = ends["train_loss"][row, schedule.points]
+        entry: dict[str, Any] = {
+            name: stats.estimate(values)._asdict() for name, values in chosen.items()
+        }
+        arms[schedule.title] = entry | {
+            "diverged": int(np.isnan(chosen["train_loss"]).sum()),
+            "flags": _flags(run, schedule, by_kl, chosen, chance),
+            "best": _point(points, by_kl.best),
+            "fastest": _point(points, by_time.best),
+            "steps_to_threshold": _times(time),
+            "grid_diverged": int(np.isnan(runs).sum()),
+            "grid_runs": int(runs.size),
+        }
+    comparisons = _comparisons(run, at_best, time_at_best)
+    return {
+        "config": config["name"],
+        "steps": config["steps"],
+        "seeds": config["seeds"],
+        "complete": True,
+        "wall_seconds": wall_seconds,
+        "floors": report.floors(run, {name: v[0, 0] for name, v in ends.items()}),
+        "grid": config["grid"],
+        "arms": arms,
+        "baseline": BASELINE,
+        "comparisons": comparisons,
+        "claims": _claims(comparisons),
+    }
+
+
+def _times(times: np.ndarray) -> dict[str, Any]:
+    median = stats.median(times)
+    reached = int(np.isfinite(times).sum())
+    return {"median": median.median, "reached": reached, "n": median.n}
+
+
+def _point(points: sweep.Points, index: int) -> dict[str, Any]:
+    def at_edge(axis: np.ndarray) -> bool:
+        ends = axis.min(), axis.max()
+        return bool(ends[0] < ends[1] and axis[index] in ends)
+
+    return {
+        "scale": float(f"{points.scale[index]:g}"),
+        "ratio": float(f"{points.ratio[index]:g}"),
+        "at_edge": at_edge(points.scale) or at_edge(points.ratio),
+    }
+
+
+def _flags(
+    run: Run, schedule: Schedule, choice: Tuned, chosen: dict, chance: float
+) -> list[str]:
+    points = grid(run)
+    seed = np.arange(len(choice.others))
+    gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
+    gap = gap[schedule.row, choice.others, seed]
+    flags = report.flags(
+        diverged=int(np.isnan(chosen["train_loss"]).sum()),
+        below_bayes=int(
+            report.beats_bayes(gap, fresh=schedule.regime == "fresh").sum()
+        ),
+        way=report.way_to_bayes(chosen, chance),
+        seeds=len(seed),
+    )
+    if _point(points, choice.best)["at_edge"]:
+        flags.append("best point at the edge of the grid")
+    return flags
+
+
+def _comparisons(
+    run: Run, at_best: dict[str, dict], times: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    found = []
+    for schedule in schedules(run):
+        baseline = f"{BASELINE}/{schedule.regime}"
+        if schedule.name == BASELINE or baseline not in at_best:
+            continue
+        ours, theirs = at_best[schedule.title], at_best[baseline]
+        time, base_time = times[schedule.title], times[baseline]
+        # inf / inf: neither got there, which says nothing of who is faster.
+        with np.errstate(invalid="ignore"):
+            speedup = stats.median(base_time / time)
+        found.append(
+            {
+                "arm": schedule.title,
+                "baseline": baseline,
+                "paired_difference": {
+                    name: report.difference_entry(
+                        stats.paired_difference(ours[name], theirs[name])
+                    )
+                    for name in METRICS
+                },
+                "steps_to_threshold": _times(time),
+                "speedup": {"median": speedup.median, "ci95": speedup.ci95},
+            }
+        )
+    return found
+
+
+def _claims(comparisons: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for entry in comparisons:
+        name, regime = entry["arm"].split("/")
+        sequences = {"one": "one sequence", "fresh": "fresh sequences"}[regime]
+        found.append(
+            report.claim_entry(
+                report.Claim(
+                    f"{name} over SGD, {sequences}, held out",
+                    entry["arm"],
+                    entry["baseline"],
+                    "heldout_kl",
+                ),
+                stats.Difference(std=None, **entry["paired_difference"]["heldout_kl"]),
+            )
+        )
+    return found
+
+
+csv_table = report.csv_table
+
+
+def terminal(summary: dict[str, Any]) -> str:
+    """The report for a terminal of 80 columns."""
+    blocks = [
+        f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps; each"
+        " schedule at the rates that\nwere best on the other seeds; mean ± half a 95 %"
+        " interval",
+        report.text_table(_main_table(summary)),
+        report.floor_line(summary),
+        f"Steps to a held-out KL of {summary['grid']['threshold']:g} (seeds that got"
+        " there) at the rates that were fastest\non the other seeds, and speed-up over"
+        f" sgd; medians{report.of_medians(summary)}",
+        report.text_table(_speed_table(summary)),
+        report.claim_block(summary, "Tuned against tuned, paired differences in nats"),
+        report.flag_block(summary),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def opening(summary: dict[str, Any]) -> str:
+    """What tuning says of the paper's claim, as a paragraph."""
+    return (
+        f"{summary['seeds']} seeds, each schedule on each seed at the rates that were"
+        f" best on the others. {report.verdict_sentences(summary)}"
+    )
+
+
+def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
+    """The content of report.md.
+
+    Args:
+      summary: from `summarise`.
+      figures: paths of the pictures, relative to the report.
+    """
+    wall = summary["wall_seconds"]
+    grid_of = summary["grid"]
+    parts = [
+        f"# {summary['config']}",
+        f"{len(grid_of['ratio'])} ratios x {len(grid_of['scale'])} scales,"
+        f" {summary['seeds']} seeds, {summary['steps']} steps;"
+        f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        opening(summary),
+        "## Tuned against tuned",
+        "Mean over seeds ± half a 95 % interval (Student), in nats, at the end, each"
+        " seed at the point that was best (mean held-out KL) over the other seeds."
+        " `best` is the point, scale x ratio, that is best over all. scale: rate of"
+        " W_Q, W_K and W_O; ratio: how many times faster W_V moves, and for M-steps in"
+        " closed form what their ridge is divided by. One gradient with two rates is"
+        " `sgd` at ratio 1, `values_fast` (EM-like) above and `routing_fast` below;"
+        " div.: share of all the map's runs that diverged.",
+        report.markdown_table(_main_table(summary)),
+        report.floor_line(summary),
+        "## How fast",
+        f"Steps to the first evaluation with a held-out KL to Bayes of"
+        f" {grid_of['threshold']:g} nats, at the point that was fastest over the other"
+        " seeds; speed-up over sgd, tuned likewise. Medians over seeds"
+        f"{report.of_medians(summary)}; a seed that never got there counts as slower"
+        " than any that did.",
+        report.markdown_table(_speed_table(summary)),
+    ]
+    parts += report.claim_section(summary) + report.flag_section(summary)
+    parts += [f"![{name}]({name})" for name in figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _main_table(summary: dict[str, Any]) -> list[list[str]]:
+    rows = [["schedule", "KL to Bayes", "train loss", "held-out loss", "best", "div."]]
+    for title, entry in summary["arms"].items():
+        best = entry["best"]
+        rows.append(
+            [
+                title,
+                *(
+                    report.mean(entry[name])
+                    for name in ("heldout_kl", "train_loss", "heldout_loss")
+                ),
+                f"{best['scale']:g} x {best['ratio']:g}",
+                f"{entry['grid_diverged'] / entry['grid_runs']:.0%}",
+            ]
+        )
+    return rows
+
+
+def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
+    speedups = {entry["arm"]: entry["speedup"] for entry in summary["comparisons"]}
+    rows = [["schedule", "fastest", "steps", "speed-up"]]
+    for title, entry in summary["arms"].items():
+        fastest = entry["fastest"]
+        rows.append(
+            [
+                title,
+                f"{fastest['scale']:g} x {fastest['ratio']:g}",
+                report.steps_cell(entry["steps_to_threshold"], summary["steps"]),
+                report.speedup_cell(entry["steps_to_threshold"], speedups[title])
+                if title in speedups
+                else "",
+            ]
+        )
+    return rows

@@ -80,14 +80,13 @@ def get_config(variant: str = "") -> ConfigDict:
                 },
                 "em_gradient": _em("gradient", 5, value_rate=1.0),
                 "em_majorised": _em(
-                    "majorised", 1, ridge=1e-2, damping=1.0, statistics_rate=1.0
+                    "majorised", 1, ridge=0.1, damping=1.0, statistics_rate=1.0
                 ),
                 "em_online": _em(
-                    "majorised", 1, ridge=1e-2, damping=1.0, statistics_rate=0.05
+                    "majorised", 1, ridge=0.1, damping=1.0, statistics_rate=0.05
                 ),
             },
             "run_arms": ("two_timescale", "em_gradient", "em_majorised", "em_online"),
-            "baseline": "two_timescale",  # at ratio 1: SGD
         }
     )
     vary(config, VARIANTS, variant)

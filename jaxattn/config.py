@@ -2,10 +2,12 @@
 
 import difflib
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxattn import schedules
@@ -77,12 +79,13 @@ _SHARE = Rule(
     float,
 )
 _POSITIVES = Rule(
-    "numbers above 0, at most 1e+30, rising, separated by commas",
+    "numbers from 1e-12 to 1e12, rising, separated by commas",
     lambda v: (
         isinstance(v, tuple)
         and len(v) > 0
-        and all(type(x) in (int, float) and 0 < x <= 1e30 for x in v)
-        and list(v) == sorted(set(v))
+        and all(type(x) in (int, float) and 1e-12 <= x <= 1e12 for x in v)
+        # Also as what the programs are given.
+        and all(a < b for a, b in itertools.pairwise(map(np.float32, v)))
     ),
     lambda text: tuple(float(part) for part in text.split(",")),
 )
@@ -127,7 +130,7 @@ GRID_FIELDS: dict[str, Rule] = {
     **{
         field: rule
         for field, rule in FIELDS.items()
-        if field not in ("fresh", "snapshot_seed", "snapshot_length")
+        if field not in ("fresh", "baseline", "snapshot_seed", "snapshot_length")
     },
     "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
@@ -135,6 +138,9 @@ GRID_FIELDS: dict[str, Rule] = {
     "grid.fresh": _FLAGS,
     "grid.threshold": _number(0, 1e30),
 }
+
+# What the report calls the parts of a map of `two_timescale`.
+GRID_SCHEDULES = ("sgd", "values_fast", "routing_fast")
 
 # Of a config for scripts/check_gradients.py.
 PROOF_FIELDS: dict[str, Rule] = {
@@ -257,10 +263,30 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
-    _check_fields(config, GRID_FIELDS if "grid" in config else FIELDS)
+    if "grid" in config:
+        _check_fields(config, GRID_FIELDS)
+        _check_grid_arms(config)
+        return
+    _check_fields(config, FIELDS)
     _require("baseline", config.baseline, _one_of(config.arms))
-    if "grid" not in config:
-        _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
+    _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
+
+
+def _check_grid_arms(config: ConfigDict) -> None:
+    two_timescale = [
+        arm for arm in config.run_arms if config.arms[arm].schedule == "two_timescale"
+    ]
+    if len(two_timescale) > 1:
+        raise ConfigError(
+            f"run_arms={','.join(config.run_arms)!r}: {' and '.join(two_timescale)} are"
+            " maps of one schedule; allowed: one arm of schedule 'two_timescale'"
+        )
+    for arm in config.run_arms:
+        if arm in GRID_SCHEDULES:
+            raise ConfigError(
+                f"run_arms={','.join(config.run_arms)!r}: {arm!r} names a part of the"
+                " two_timescale map; allowed: another name"
+            )
 
 
 def check_proof(config: ConfigDict) -> None:
@@ -328,7 +354,8 @@ _RATE_RULES = {"damping": _SHARE, "statistics_rate": _SHARE}  # the others: _RAT
 def _arm_rules(arm: ConfigDict) -> dict[str, Rule]:
     """The fields of an arm, as far as those that decide on others are right."""
     rules = {"schedule": _one_of(schedules.SCHEDULES)}
-    fields = schedules.SCHEDULES.get(arm.get("schedule"), ())
+    schedule = arm.get("schedule")
+    fields = schedules.SCHEDULES.get(schedule, ()) if isinstance(schedule, str) else ()
     rules |= {name: _STRUCTURE_RULES[name] for name in fields}
     if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
         names = schedules.rates_of(structure(arm))

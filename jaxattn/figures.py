@@ -14,8 +14,12 @@ from matplotlib.figure import Figure
 from jaxattn import report, stats
 from jaxattn.runs import Run
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours, told apart by colour-blind readers and in print, and three
+# of Tol's for runs of many arms.
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#882255", "#999933", "#777777"),
+)
 _STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,

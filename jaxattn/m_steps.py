@@ -132,8 +132,9 @@ def prototype(rate: jax.typing.ArrayLike, ridge: jax.typing.ArrayLike) -> MStep:
     def move(plan: Any, params: Params, value_gradient: jax.Array) -> jax.Array:
         del params
         size, basis = plan
-        scale = _inverse(jnp.maximum(size, 0), ridge)
-        return -rate * (basis @ (scale[:, None] * (basis.T @ value_gradient)))
+        size = jnp.maximum(size, 0)[:, None]
+        turned = jnp.where(_felt(size), basis.T @ value_gradient, 0)
+        return -rate * (basis @ _divided(turned, size + ridge))
 
     return MStep(lambda params: (), begin, move)
 
@@ -151,8 +152,8 @@ def majorised(
     A = Zᵀ diag(share) Z,  M = W_O B W_Oᵀ,  G = ∂L/∂W_V + λ W_V
 
     and D solves A D M + λ D = -G by two eigendecompositions (least norm where λ = 0
-    leaves a choice). The penalised loss under held attention falls by <G, -D>/2 at
-    least: it never rises, and stays only where G is 0.
+    leaves a choice). Taking ρ D, the penalised loss under held attention falls by
+    ρ (1 - ρ/2) <G, -D> at least: it never rises, and stays only where G is 0.
 
     With statistics_rate γ < 1 the bound is of an average over steps, as a single
     sequence's would over-fit: bounds are kept as statistics of W_V W_O and b_O, and
@@ -195,12 +196,14 @@ def majorised(
         memory, new, ((size, basis), (out_size, out_basis)) = plan
         old_gradient = _surrogate_gradient(memory, params)
         total = (1 - new) * old_gradient + new * value_gradient
-        total += ridge * params.w_v
         curvature = jnp.maximum(size, 0)[:, None] * jnp.maximum(out_size, 0)[None]
-        scale = _inverse(curvature, ridge)
-        return -damping * (
-            basis @ (scale * (basis.T @ total @ out_basis)) @ out_basis.T
-        )
+
+        def turn(array: jax.Array) -> jax.Array:
+            return basis.T @ array @ out_basis
+
+        turned = jnp.where(_felt(curvature), turn(total), 0) + ridge * turn(params.w_v)
+        step = _divided(turned, curvature + ridge)
+        return -damping * (basis @ step @ out_basis.T)
 
     return MStep(init, begin, move)
 
@@ -256,12 +259,12 @@ def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     return decompose(matrix)
 
 
-def _inverse(curvature: jax.Array, ridge: jax.typing.ArrayLike) -> jax.Array:
-    """1 / (curvature + λ), and 0 where that is 0 but for rounding.
-
-    The gradient lies in the range of the curvature, so that nothing is lost there.
-    """
+def _felt(curvature: jax.Array) -> jax.Array:
+    """Where the data bend the loss; elsewhere their gradient is 0 but for rounding."""
     rounding = 4 * max(curvature.shape) * jnp.finfo(curvature.dtype).eps
-    total = curvature + ridge
-    kept = total > rounding * jnp.max(curvature)
-    return jnp.where(kept, 1 / jnp.where(kept, total, 1), 0)
+    return curvature > rounding * jnp.max(curvature)
+
+
+def _divided(array: jax.Array, by: jax.Array) -> jax.Array:
+    """The quotient, and 0 where `by` is."""
+    return jnp.where(by > 0, array / jnp.where(by > 0, by, 1), 0)

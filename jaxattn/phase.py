@@ -2,7 +2,7 @@
 
 A schedule's rates are chosen by the mean over seeds of what it ends at. Reported on the
 same seeds that would flatter whoever has more points to choose from, so for each seed
-the point is chosen on all the others.
+the point is chosen on all the others; `stats.cross_fitted` is the interval for that.
 """
 
 import math
@@ -67,6 +67,8 @@ def schedules(run: Run) -> list[Schedule]:
             fields = config["arms"][arm]
             rates = {v for name, v in fields.items() if name.endswith("_rate")}
             parts = {arm: lambda ratio: ratio > 0}
+            if not {"value_rate", "ridge"} & set(fields):  # all ratios are the same
+                parts = {arm: lambda ratio: ratio == points.ratio[0]}
             if fields["schedule"] == "two_timescale" and len(rates) == 1:
                 parts = _PARTS
             for name, belongs in parts.items():
@@ -109,14 +111,13 @@ def steps_to_threshold(run: Run) -> np.ndarray:
     first = stats.first_reached(
         run.metrics["step"], rows, np.full(len(rows), float(threshold))
     )
-    first = np.where(np.isfinite(rows).all(axis=1), first, np.inf)
-    return first.reshape(*curves.shape[:2], num_seeds)
+    first = first.reshape(*curves.shape[:2], num_seeds)
+    return np.where(report.stayed_finite(run), first, np.inf)
 
 
 def final(run: Run, metric: str) -> np.ndarray:
     """A metric at the end (arm, P, n), NaN for a seed that diverged on the way."""
-    finite = np.isfinite(run.metrics["train_loss"]).all(axis=-1)
-    return np.where(finite, run.metrics[metric][..., -1], np.nan)
+    return np.where(report.stayed_finite(run), run.metrics[metric][..., -1], np.nan)
 
 
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
       The content of summary.json: as of a run without a grid, with an arm for each
       schedule and way of drawing sequences, at rates tuned on the other seeds.
     """
-    config, points = run.config["config"], grid(run)
+    config = run.config["config"]
     chance = math.log(report.num_classes(run))
     ends = {name: final(run, name) for name in METRICS}
     seed = np.arange(config["seeds"])
@@ -146,15 +147,26 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         time = times[row, by_time.others, seed]
         at_best[schedule.title], time_at_best[schedule.title] = chosen, time
         runs = ends["train_loss"][row, schedule.points]
+        best, fastest = (
+            _point(run, schedule, choice.best) for choice in (by_kl, by_time)
+        )
+        if not np.isfinite(times[row, by_time.best]).any():
+            fastest = None  # nothing was, if nobody got there
+        edges = [
+            f"{text} point at the edge of the grid"
+            for text, point in (("best", best), ("fastest", fastest))
+            if point is not None and point["at_edge"]
+        ]
         entry: dict[str, Any] = {
-            name: stats.estimate(values)._asdict() for name, values in chosen.items()
+            name: stats.cross_fitted(values)._asdict()
+            for name, values in chosen.items()
         }
         arms[schedule.title] = entry | {
             "diverged": int(np.isnan(chosen["train_loss"]).sum()),
-            "flags": _flags(run, schedule, by_kl, chosen, chance),
-            "best": _point(points, by_kl.best),
-            "fastest": _point(points, by_time.best),
-            "steps_to_threshold": _times(time),
+            "flags": _flags(run, schedule, by_kl, chosen, chance) + edges,
+            "best": best,
+            "fastest": fastest,
+            "steps_to_threshold": report.times_entry(time),
             "grid_diverged": int(np.isnan(runs).sum()),
             "grid_runs": int(runs.size),
         }
@@ -163,6 +175,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "config": config["name"],
         "steps": config["steps"],
         "seeds": config["seeds"],
+        "first_evaluation": int(run.metrics["step"][1]),
         "complete": True,
         "wall_seconds": wall_seconds,
         "floors": report.floors(run, {name: v[0, 0] for name, v in ends.items()}),
@@ -174,16 +187,13 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _times(times: np.ndarray) -> dict[str, Any]:
-    median = stats.median(times)
-    reached = int(np.isfinite(times).sum())
-    return {"median": median.median, "reached": reached, "n": median.n}
+def _point(run: Run, schedule: Schedule, index: int) -> dict[str, Any]:
+    points = grid(run)
 
-
-def _point(points: sweep.Points, index: int) -> dict[str, Any]:
     def at_edge(axis: np.ndarray) -> bool:
-        ends = axis.min(), axis.max()
-        return bool(ends[0] < ends[1] and axis[index] in ends)
+        # An axis that the schedule has one value of has no edge for it.
+        varied = len(np.unique(axis[schedule.points])) > 1
+        return bool(varied and axis[index] in (axis.min(), axis.max()))
 
     return {
         "scale": float(f"{points.scale[index]:g}"),
@@ -195,11 +205,10 @@ def _point(points: sweep.Points, index: int) -> dict[str, Any]:
 def _flags(
     run: Run, schedule: Schedule, choice: Tuned, chosen: dict, chance: float
 ) -> list[str]:
-    points = grid(run)
     seed = np.arange(len(choice.others))
     gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
     gap = gap[schedule.row, choice.others, seed]
-    flags = report.flags(
+    return report.flags(
         diverged=int(np.isnan(chosen["train_loss"]).sum()),
         below_bayes=int(
             report.beats_bayes(gap, fresh=schedule.regime == "fresh").sum()
@@ -207,9 +216,6 @@ def _flags(
         way=report.way_to_bayes(chosen, chance),
         seeds=len(seed),
     )
-    if _point(points, choice.best)["at_edge"]:
-        flags.append("best point at the edge of the grid")
-    return flags
 
 
 def _comparisons(
@@ -222,21 +228,18 @@ def _comparisons(
             continue
         ours, theirs = at_best[schedule.title], at_best[baseline]
         time, base_time = times[schedule.title], times[baseline]
-        # inf / inf: neither got there, which says nothing of who is faster.
-        with np.errstate(invalid="ignore"):
-            speedup = stats.median(base_time / time)
         found.append(
             {
                 "arm": schedule.title,
                 "baseline": baseline,
                 "paired_difference": {
                     name: report.difference_entry(
-                        stats.paired_difference(ours[name], theirs[name])
+                        stats.cross_fitted_difference(ours[name], theirs[name])
                     )
                     for name in METRICS
                 },
-                "steps_to_threshold": _times(time),
-                "speedup": {"median": speedup.median, "ci95": speedup.ci95},
+                "steps_to_threshold": report.times_entry(time),
+                "speedup": report.speedup_entry(stats.median_ratio(base_time, time)),
             }
         )
     return found
@@ -245,23 +248,25 @@ def _comparisons(
 def _claims(comparisons: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for entry in comparisons:
-        name, regime = entry["arm"].split("/")
+        name, _, regime = entry["arm"].rpartition("/")
         sequences = {"one": "one sequence", "fresh": "fresh sequences"}[regime]
         found.append(
             report.claim_entry(
                 report.Claim(
-                    f"{name} over SGD, {sequences}, held out",
+                    f"{name} over SGD, {sequences}",
                     entry["arm"],
                     entry["baseline"],
                     "heldout_kl",
                 ),
                 stats.Difference(std=None, **entry["paired_difference"]["heldout_kl"]),
+                {-1: "better", 1: "worse", 0: "undecided"},
             )
         )
     return found
 
 
 csv_table = report.csv_table
+_NO_SGD = "No comparison: SGD, two_timescale at ratio 1, is not on the grid."
 
 
 def terminal(summary: dict[str, Any]) -> str:
@@ -273,10 +278,11 @@ def terminal(summary: dict[str, Any]) -> str:
         report.text_table(_main_table(summary)),
         report.floor_line(summary),
         f"Steps to a held-out KL of {summary['grid']['threshold']:g} (seeds that got"
-        " there) at the rates that were fastest\non the other seeds, and speed-up over"
+        " there) at the rates that\nwere fastest on the other seeds, and speed-up over"
         f" sgd; medians{report.of_medians(summary)}",
         report.text_table(_speed_table(summary)),
-        report.claim_block(summary, "Tuned against tuned, paired differences in nats"),
+        report.claim_block(summary, "Tuned against tuned, paired differences held out")
+        or _NO_SGD,
         report.flag_block(summary),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -286,7 +292,8 @@ def opening(summary: dict[str, Any]) -> str:
     """What tuning says of the paper's claim, as a paragraph."""
     return (
         f"{summary['seeds']} seeds, each schedule on each seed at the rates that were"
-        f" best on the others. {report.verdict_sentences(summary)}"
+        " best on the others, by distance to Bayes held out. "
+        + (report.verdict_sentences(summary) or _NO_SGD)
     )
 
 
@@ -306,8 +313,9 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
         opening(summary),
         "## Tuned against tuned",
-        "Mean over seeds ± half a 95 % interval (Student), in nats, at the end, each"
-        " seed at the point that was best (mean held-out KL) over the other seeds."
+        "Mean over seeds ± half a 95 % interval (Student's, widened as scores that were"
+        " tuned on each other's seeds hang together), in nats, at the end, each seed at"
+        " the point that was best (mean held-out KL) over the other seeds."
         " `best` is the point, scale x ratio, that is best over all. scale: rate of"
         " W_Q, W_K and W_O; ratio: how many times faster W_V moves, and for M-steps in"
         " closed form what their ridge is divided by. One gradient with two rates is"
@@ -331,7 +339,6 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["schedule", "KL to Bayes", "train loss", "held-out loss", "best", "div."]]
     for title, entry in summary["arms"].items():
-        best = entry["best"]
         rows.append(
             [
                 title,
@@ -339,24 +346,29 @@ def _main_table(summary: dict[str, Any]) -> list[list[str]]:
                     report.mean(entry[name])
                     for name in ("heldout_kl", "train_loss", "heldout_loss")
                 ),
-                f"{best['scale']:g} x {best['ratio']:g}",
+                _point_cell(entry["best"]),
                 f"{entry['grid_diverged'] / entry['grid_runs']:.0%}",
             ]
         )
     return rows
 
 
+def _point_cell(point: dict[str, Any] | None) -> str:
+    return "none" if point is None else f"{point['scale']:g} x {point['ratio']:g}"
+
+
 def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
     speedups = {entry["arm"]: entry["speedup"] for entry in summary["comparisons"]}
     rows = [["schedule", "fastest", "steps", "speed-up"]]
     for title, entry in summary["arms"].items():
-        fastest = entry["fastest"]
         rows.append(
             [
                 title,
-                f"{fastest['scale']:g} x {fastest['ratio']:g}",
-                report.steps_cell(entry["steps_to_threshold"], summary["steps"]),
-                report.speedup_cell(entry["steps_to_threshold"], speedups[title])
+                _point_cell(entry["fastest"]),
+                report.steps_cell(entry["steps_to_threshold"], summary),
+                report.speedup_cell(
+                    entry["steps_to_threshold"], speedups[title], summary
+                )
                 if title in speedups
                 else "",
             ]

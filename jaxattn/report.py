@@ -47,7 +47,7 @@ CLAIMS = (
     Claim("EM over SGD, matched rates, held out", "em", "sgd_matched", "heldout_kl"),
     Claim("closed-form EM over SGD, held out", "em_majorised", "sgd", "heldout_kl"),
     Claim(
-        "closed-form EM over SGD, matched rates, held out",
+        "closed-form EM over sgd_matched, held out",
         "em_majorised",
         "sgd_matched",
         "heldout_kl",
@@ -58,9 +58,10 @@ CLAIMS = (
 _METRIC_NAMES = {
     "train_loss": "train loss",
     "heldout_kl": "KL",
-    "attention_entropy": "entropy",
+    "attention_entropy": "attention entropy",
 }
 VERDICTS = {-1: "held", 1: "reversed", 0: "undecided"}
+_VERDICT_ORDER = ("held", "better", "reversed", "worse", "undecided")
 # The share of the way from chance to Bayes below which nothing was learned to speak of.
 _LEFT_CHANCE = 0.1
 
@@ -79,7 +80,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     arms = config["run_arms"]
     final = {name: run.metrics[name][..., -1] for name in METRICS}
     chance = math.log(num_classes(run))
-    finite = np.isfinite(run.metrics["train_loss"]).all(axis=2)
+    finite = stayed_finite(run)
 
     gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
     below_bayes = beats_bayes(gap, fresh=config["fresh"])
@@ -104,6 +105,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "config": config["name"],
         "steps": config["steps"],
         "seeds": config["seeds"],
+        "first_evaluation": int(run.metrics["step"][1]),
         "complete": True,
         "wall_seconds": wall_seconds,
         # The sequences are the same for every arm.
@@ -113,6 +115,13 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "comparisons": _comparisons(run, final, finite),
         "claims": _claims(arms, final, finite),
     }
+
+
+def stayed_finite(run: Run) -> np.ndarray:
+    """Whether all metrics of a run were always finite: (arm, seed), or as in a grid."""
+    return np.all(
+        [np.isfinite(run.metrics[name]).all(axis=-1) for name in METRICS], axis=0
+    )
 
 
 def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -132,8 +141,20 @@ def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def way_to_bayes(final: dict[str, np.ndarray], chance: float) -> np.ndarray:
-    """Share of the way from chance to exact Bayes that the held-out loss has come."""
-    return (chance - final["heldout_loss"]) / (chance - final["heldout_bayes_nll"])
+    """Share of the way from chance to exact Bayes that the held-out loss has come.
+
+    Args:
+      final: metric -> one value for each seed, of any leading shape.
+      chance: loss of equal shares, nats.
+
+    Returns:
+      Below 0 if the loss is above chance. On a sequence so odd that Bayes itself is no
+      better than chance, 1 for a loss that is not above chance.
+    """
+    come, whole = chance - final["heldout_loss"], chance - final["heldout_bayes_nll"]
+    return np.where(
+        whole > 0, come / np.where(whole > 0, whole, 1), np.sign(come) + (come == 0)
+    )
 
 
 def beats_bayes(gap: np.ndarray, *, fresh: bool) -> np.ndarray:
@@ -183,7 +204,9 @@ def _claims(arms: Sequence[str], final: dict, finite: np.ndarray) -> list[dict]:
     return found
 
 
-def claim_entry(claim: Claim, difference: stats.Difference) -> dict[str, Any]:
+def claim_entry(
+    claim: Claim, difference: stats.Difference, verdicts: dict[int, str] = VERDICTS
+) -> dict[str, Any]:
     """A claim as it stands in summary.json, with its verdict."""
     return {
         "claim": claim.text,
@@ -191,7 +214,7 @@ def claim_entry(claim: Claim, difference: stats.Difference) -> dict[str, Any]:
         "baseline": claim.baseline,
         "metric": claim.metric,
         "paired_difference": difference_entry(difference),
-        "verdict": VERDICTS[stats.sign(difference)],
+        "verdict": verdicts[stats.sign(difference)],
     }
 
 
@@ -239,14 +262,29 @@ def _speedup(
     threshold = np.where(learned, curves[base, :, -1], np.nan)
     times = stats.first_reached(step, curves[row], threshold)
     times = np.where(finite[row] | np.isnan(times), times, np.inf)
-    ratio = stats.first_reached(step, curves[base], threshold) / times
-    speedup = stats.median(ratio)  # 0 for a seed that never got there: slower than any
-    steps = {
-        "median": stats.median(times).median,
-        "reached": int(np.isfinite(times).sum()),
+    base_times = stats.first_reached(step, curves[base], threshold)
+    return times_entry(times), speedup_entry(stats.median_ratio(base_times, times))
+
+
+def times_entry(times: np.ndarray) -> dict[str, Any]:
+    """Steps of each seed, inf if it never got there, as they stand in summary.json."""
+    median = stats.median(times)
+    reached = int(np.isfinite(times).sum())
+    return {"median": median.median, "reached": reached, "n": median.n}
+
+
+def speedup_entry(speedup: stats.Median) -> dict[str, Any]:
+    """A speed-up as it stands in summary.json.
+
+    `beyond` tells what None stands for at the low end, the median and the high end:
+    "<" slower than any, ">" faster than any, "?" not known.
+    """
+    return {
+        "median": speedup.median,
+        "ci95": speedup.ci95,
+        "beyond": speedup.beyond,
         "n": speedup.n,
     }
-    return steps, {"median": speedup.median, "ci95": speedup.ci95}
 
 
 def _interval(estimate: stats.Estimate) -> dict[str, Any]:
@@ -371,7 +409,7 @@ def opening(summary: dict[str, Any]) -> str:
 def verdict_sentences(summary: dict[str, Any]) -> str:
     """The claims of a run, those of one verdict together."""
     sentences = []
-    for verdict in VERDICTS.values():
+    for verdict in _VERDICT_ORDER:
         said = [_said(c) for c in summary["claims"] if c["verdict"] == verdict]
         if said:
             sentences.append(f"**{verdict.capitalize()}**: {'; '.join(said)}.")
@@ -410,9 +448,9 @@ def claim_section(summary: dict[str, Any]) -> list[str]:
         return []
     return [
         "## Claims",
-        "Paired difference of arm less baseline, in nats, with Student's and the"
-        " bootstrap's (BCa) 95 % interval. A claim held or is reversed where both lie"
-        " on one side of 0.",
+        "Paired difference of arm less baseline, in nats, with 95 % intervals. A"
+        " verdict needs all that are given on one side of 0; each stands alone, so that"
+        " of 20 one may be wrong.",
         markdown_table(claim_table(summary)),
     ]
 
@@ -427,7 +465,7 @@ def _said(claim: dict[str, Any]) -> str:
 
 def claim_table(summary: dict[str, Any]) -> list[list[str]]:
     """Every claim with its difference, both intervals and the verdict."""
-    rows = [["claim", "arms", "of", "difference", "Student", "bootstrap", "verdict"]]
+    rows = [["claim", "arms", "of", "difference", "Student", "BCa", "verdict"]]
     for claim in summary["claims"]:
         difference = claim["paired_difference"]
         rows.append(
@@ -474,26 +512,44 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
         row = [entry["arm"]]
         for steps_name, speedup_name in _SPEEDUPS.values():
             steps, speedup = entry[steps_name], entry[speedup_name]
-            row += [steps_cell(steps, summary["steps"]), speedup_cell(steps, speedup)]
+            row += [steps_cell(steps, summary), speedup_cell(steps, speedup, summary)]
         rows.append(row)
     return rows
 
 
-def steps_cell(steps: dict[str, Any], end: int) -> str:
+def steps_cell(steps: dict[str, Any], summary: dict[str, Any]) -> str:
     """A median of steps, and how many seeds got there."""
-    beyond = f">{end}" if _beyond(steps) else "?"
+    beyond = f">{summary['steps']}" if _beyond(steps) else "?"
     middle = beyond if steps["median"] is None else f"{steps['median']:.0f}"
-    return f"{middle} ({steps['reached']}/{steps['n']})"
+    soon = "≤" if _at_once(steps, summary) else ""
+    return f"{soon}{middle} ({steps['reached']}/{steps['n']})"
 
 
-def speedup_cell(steps: dict[str, Any], speedup: dict[str, Any]) -> str:
+def speedup_cell(
+    steps: dict[str, Any], speedup: dict[str, Any], summary: dict[str, Any]
+) -> str:
     """A median speed-up with its interval."""
-    slow = "<1" if _beyond(steps) else "?"
-    times = slow if speedup["median"] is None else f"{speedup['median']:.3g}x"
+    below, middle, above = speedup["beyond"]
+    median = _ratio(speedup["median"], middle)
+    times = median if speedup["median"] is None else f"{median}x"
+    if _at_once(steps, summary) and speedup["median"] is not None:
+        times = f"≥{times}"
     if speedup["ci95"] is None:
         return times
-    low, high = ("<1" if end is None else f"{end:.3g}" for end in speedup["ci95"])
-    return f"{times} [{low}, {high}]"
+    low, high = speedup["ci95"]
+    return f"{times} [{_ratio(low, below)}, {_ratio(high, above)}]"
+
+
+def _ratio(value: float | None, beyond: str) -> str:
+    """A speed-up; a censored one is of an arm, or a baseline, that never got there."""
+    if value is not None:
+        return f"{value:.3g}"
+    return {"<": "<1", ">": ">1", "?": "?"}[beyond]
+
+
+def _at_once(steps: dict[str, Any], summary: dict[str, Any]) -> bool:
+    """Whether the median is the first evaluation: it may have been any time before."""
+    return steps["median"] == summary["first_evaluation"]
 
 
 def _beyond(steps: dict[str, Any]) -> bool:

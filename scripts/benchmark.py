@@ -1,6 +1,6 @@
 """Times attention by blocks, the laws of one head, and training, as ratios to rivals.
 
-python scripts/benchmark.py [--parts=attention,head,training] [--lengths=4096]
+python scripts/benchmark.py [--parts=attention,head,schedules,training] [--lengths=4096]
     [--heads=1] [--length=2000] [--repeats=10] [--json=FILE]
 
 attention: `streaming.attend` with taps, forward and backward, causal, d = 64, against
@@ -41,7 +41,9 @@ try:
 except ImportError:  # a rival, not a dependency
     torch = None
 
-_PARTS = flags.DEFINE_list("parts", ["attention", "head", "training"], "what to time")
+_PARTS = flags.DEFINE_list(
+    "parts", ["attention", "head", "schedules", "training"], "what to time"
+)
 _LENGTHS = flags.DEFINE_list("lengths", ["4096"], "attention: T of each row")
 _HEADS = flags.DEFINE_list("heads", ["1"], "attention: H of each row")
 _LENGTH = flags.DEFINE_integer("length", 2000, "head, training: symbols; T + 1", 2)
@@ -61,7 +63,12 @@ def main(overrides: list[tuple[str, str]]) -> int:
     logging.set_verbosity(logging.WARNING)
     if overrides:
         command.stop(f"unexpected argument '--config.{overrides[0][0]}'")
-    parts = {"attention": time_attention, "head": time_head, "training": time_training}
+    parts = {
+        "attention": time_attention,
+        "head": time_head,
+        "schedules": time_schedules,
+        "training": time_training,
+    }
     for part in _PARTS.value:
         if part not in parts:
             command.stop(f"parts={part!r}: allowed: {', '.join(parts)}")
@@ -268,6 +275,37 @@ def _at_once(call: Call, number: int) -> Call:
     """The call in so many threads; as the sweep deals seeds."""
     pool = ThreadPoolExecutor(number)
     return lambda: list(pool.map(lambda _: call(), range(number)))
+
+
+# --- one step of a schedule
+
+
+def time_schedules() -> tuple[dict, str]:
+    """A step of each schedule of the sticky chain beside one of sgd, and the text."""
+    config = _sticky(seeds=1)
+    problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
+    sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
+    calls = {}
+    for arm in ("sgd", "em", "em_prototype", "em_majorised"):
+        schedule = schedules.build(
+            config_lib.structure(config.arms[arm]),
+            config_lib.rates(config.arms[arm]),
+            schedules.causal_gradient,
+            schedules.causal_mix,
+        )
+        state = schedule.init(problem.params)
+        calls[arm] = _compiled(schedule.step, state, sequence, jax.random.key(0))
+    timing = _in_turn(calls)
+    rows, numbers = [["arm", "ms", "over sgd"]], {}
+    for arm, seconds in timing.items():
+        ratio = _ratio(seconds, timing["sgd"])
+        numbers[arm] = {"ms": _milliseconds(seconds), "over_sgd": ratio}
+        rows.append([arm, f"{numbers[arm]['ms']:.2f}", _ratio_text(ratio)])
+    length = len(sequence.targets)
+    return {"length": length, "rows": numbers}, (
+        f"schedules: a step of the arms of configs/sticky.py, T = {length}\n\n"
+        f"{report.text_table(rows)}"
+    )
 
 
 # --- training

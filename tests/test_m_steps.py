@@ -137,6 +137,23 @@ def test_majorised_stays_only_where_the_gradient_is_zero(shape):
     assert jnp.abs(step).max() < 1e-12  # in units of 1 / ridge and of curvature
 
 
+@pytest.mark.parametrize("ridge", [1e-4, 1e-2, 1.0])
+def test_directions_that_no_input_shows_shrink_by_the_ridge_alone(ridge):
+    """In float32 too, where a small ridge is below the rounding of the curvature."""
+    rng = np.random.default_rng(0)
+    params, held, *_ = draw(rng, SHAPES[2], bias=False)
+    params = params._replace(w_v=rng.normal(size=params.w_v.shape))
+    unseen = slice(10, 20)
+    mixed = 10 * rng.normal(size=held.mixed.shape)
+    mixed[:, unseen] = 0
+    params, held = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, jnp.float32 if leaf.dtype == float else None),
+        (params, held._replace(mixed=mixed)),
+    )
+    step, _ = moved(m_steps.majorised(jnp.float32(ridge)), params, held)
+    np.testing.assert_allclose(step[unseen], -params.w_v[unseen], rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_to_learn_from_moves_nothing():
     params, held, _, _ = draw(np.random.default_rng(0), SHAPES[2], bias=True)
     held = held._replace(share=jnp.zeros_like(held.share))

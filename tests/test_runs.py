@@ -127,30 +127,40 @@ def test_comparisons(run):
     assert difference["mean"] == pytest.approx(-0.06)
     assert difference["ci95"] == pytest.approx((-0.06, -0.06))
     assert em["steps_to_baseline_final"] == {"median": 50, "reached": 8, "n": 8}
-    assert em["speedup"] == {"median": 2.0, "ci95": (2.0, 2.0)}
+    assert em["speedup"]["median"] == 2.0
+    assert em["speedup"]["ci95"] == (2.0, 2.0)
     # The diverged seed never arrived: it is counted, not dropped.
     assert adam["steps_to_baseline_final"] == {"median": 50, "reached": 7, "n": 8}
     assert adam["speedup"]["ci95"] == (None, 2.0)
+    assert adam["speedup"]["beyond"] == ("<", "", "")
+    assert adam["speedup"]["n"] == 8
+    assert (
+        report.speedup_cell(
+            adam["steps_to_baseline_final"], adam["speedup"], run.summary
+        )
+        == "≥2x [<1, 2]"
+    )
 
 
 def test_an_arm_is_as_fast_as_its_copy(tmp_path, config, result):
     """Also where the curve comes down early and then goes up, or just wobbles."""
     rng = np.random.default_rng(0)
-    for name in ("train_loss", "heldout_kl"):
+    for values in result.curves.values():
         curve = rng.random((SEEDS, 3)) + np.array([1.0, 0.0, 0.0])
         curve[:4, 2] = curve[:4, 1] + 0.5
-        result.curves[name][:] = curve
+        values[:] = curve
     run = runs.write_metrics(tmp_path, config, result)
     for entry in report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]:
         for name in ("speedup", "heldout_speedup"):
-            assert entry[name] == {"median": 1.0, "ci95": (1.0, 1.0)}
+            assert (entry[name]["median"], entry[name]["ci95"]) == (1.0, (1.0, 1.0))
 
 
 def test_no_speedup_over_a_baseline_that_did_not_learn(tmp_path, config, result):
     result.curves["heldout_kl"][0, :, 2] = 5.0
     run = runs.write_metrics(tmp_path, config, result)
     em, _ = report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]
-    assert em["heldout_speedup"] == {"median": None, "ci95": None}
+    assert em["heldout_speedup"]["median"] is None
+    assert em["heldout_speedup"]["beyond"] == ("", "?", "")
     assert em["heldout_steps_to_baseline_final"]["n"] == 0
     assert em["speedup"]["median"] == 2.0
 
@@ -265,11 +275,17 @@ def test_claim_refuses_another_config(tmp_path, config, result):
         claim(tmp_path, config)
 
 
-def test_the_reference_run_is_of_the_config_as_it_is(tmp_path):
-    """Else the README's first command would be refused in a fresh clone."""
-    reference = CONFIG.parents[1] / "results" / "sticky" / "config.json"
-    (tmp_path / "config.json").write_bytes(reference.read_bytes())
-    claim(tmp_path, config_lib.load(str(CONFIG)))
+@pytest.mark.parametrize("name", ["sticky", "sticky:full", "rates"])
+def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
+    """Else the README's commands would be refused in a fresh clone."""
+    file, _, variant = name.partition(":")
+    config = config_lib.load(f"{CONFIG.with_stem(file)}:{variant}")
+    reference = CONFIG.parents[1] / "results" / config.name
+    (tmp_path / "config.json").write_bytes((reference / "config.json").read_bytes())
+    claim(tmp_path, config)
+    summary = runs.load(reference).summary
+    assert summary["complete"]
+    assert summary["seeds"] == config.seeds >= {"sticky:full": 32}.get(name, 8)
 
 
 def test_claim_leaves_no_folder_of_its_own(tmp_path, config):
@@ -349,3 +365,21 @@ def test_checkpoint_comes_back_as_it_was(tmp_path, config):
     described.write_text(described.read_text().replace('"jax": "', '"jax": "9.'))
     with pytest.raises(runs.RunError, match=r"differs in versions.jax\)"):
         claim(tmp_path, config)
+
+
+def test_way_to_bayes_where_bayes_is_no_better_than_chance():
+    final = {
+        "heldout_loss": np.array([0.68, 0.70, 0.68, 0.70, 0.6, 0.5]),
+        "heldout_bayes_nll": np.array([0.7, 0.7, 0.693, 0.693, 0.5, 0.5]),
+    }
+    way = report.way_to_bayes(final, 0.693)
+    np.testing.assert_allclose(way[[4, 5]], [0.093 / 0.193, 1.0])
+    assert (way[[0, 2]] > 0).all()
+    assert (way[[1, 3]] < 0).all()
+
+
+def test_below_bayes_on_fresh_sequences_is_judged_on_average():
+    lucky = np.array([[0.0, 0.1, -0.01, 0.1]])
+    assert report.beats_bayes(lucky, fresh=False)[0]
+    assert not report.beats_bayes(lucky, fresh=True)[0]
+    assert report.beats_bayes(lucky - 0.1, fresh=True)[0]

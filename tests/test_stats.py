@@ -31,22 +31,29 @@ def test_paired_difference_is_narrower_than_unpaired():
     assert 0.09 < low < high < 0.11
 
 
-@pytest.mark.parametrize("n", [2, 8])
-def test_coverage_of_the_mean(n):
+@pytest.mark.parametrize(
+    ("n", "shape", "truth", "at_least", "at_most"),
+    [
+        (2, "normal", 0, 0.93, 0.97),
+        (8, "normal", 0, 0.93, 0.97),
+        (8, "exponential", 1, 0.88, 0.93),
+    ],
+)
+def test_coverage_of_the_mean(n, shape, truth, at_least, at_most):
     rng = np.random.default_rng(0)
     inside = 0
-    for values in rng.normal(size=(2000, n)):
+    for values in getattr(rng, shape)(size=(2000, n)):
         low, high = stats.estimate(values).ci95
-        inside += low <= 0 <= high
-    assert 0.93 < inside / 2000 < 0.97
+        inside += low <= truth <= high
+    assert at_least < inside / 2000 < at_most
 
 
-@pytest.mark.parametrize(("n", "low", "high"), [(8, 0.84, 0.90), (32, 0.91, 0.95)])
+@pytest.mark.parametrize(("n", "low", "high"), [(8, 0.82, 0.91), (32, 0.90, 0.96)])
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
 def test_coverage_of_the_bootstrap(n, low, high, shape):
     """Too narrow for few seeds, as its docstring says; no worse if they are skewed."""
     rng = np.random.default_rng(0)
-    draws = getattr(rng, shape)(size=(600, n))
+    draws = getattr(rng, shape)(size=(300, n))
     truth = {"normal": 0, "exponential": 1}[shape]
     inside = [a <= truth <= b for a, b in map(stats.bootstrap, draws)]
     assert low < np.mean(inside) < high
@@ -58,11 +65,11 @@ def test_a_difference_is_seldom_taken_for_one_that_is_not(n):
     signs = [
         stats.sign(stats.paired_difference(a, b))
         for a, b in zip(
-            rng.exponential(size=(600, n)), rng.exponential(size=(600, n)), strict=True
+            rng.exponential(size=(300, n)), rng.exponential(size=(300, n)), strict=True
         )
     ]
-    assert np.mean(np.abs(signs)) < 0.06
-    assert abs(np.mean(signs)) < 0.03
+    assert np.mean(np.abs(signs)) < 0.07
+    assert abs(np.mean(signs)) < 0.04
 
 
 def test_sign_needs_both_intervals():
@@ -75,6 +82,8 @@ def test_sign_needs_both_intervals():
 def test_bootstrap_of_little():
     assert stats.bootstrap([1.0]) is None
     assert stats.bootstrap([2.0, np.nan, 2.0]) == (2.0, 2.0)
+    nearly = [0.1] * 7 + [np.nextafter(0.1, 1)]
+    assert stats.bootstrap(nearly) == (nearly[0], nearly[-1])
     low, high = stats.bootstrap([1.0, 2.0, np.inf, 4.0])
     assert 1 <= low < 7 / 3 < high <= 4
     assert stats.bootstrap([1.0, 2.0, 4.0]) == (low, high)
@@ -85,10 +94,10 @@ def test_coverage_of_the_median_under_censoring(n):
     """Exponential times, censored at 1.2 medians: still at least 95 %."""
     rng = np.random.default_rng(0)
     inside = 0
-    for values in rng.exponential(size=(2000, n)) / np.log(2):
+    for values in rng.exponential(size=(1000, n)) / np.log(2):
         low, high = stats.median(np.where(values > 1.2, np.inf, values)).ci95
         inside += (low or np.inf) <= 1 <= (high or np.inf)
-    assert inside / 2000 > 0.94
+    assert inside / 1000 > 0.94
 
 
 def test_first_reached():
@@ -104,11 +113,63 @@ def test_first_reached():
 
 def test_median_with_censored_seeds():
     assert stats.median([10.0, np.inf, 20.0]) == stats.Median(20.0, None, 3)
-    assert stats.median([10.0, np.inf, np.inf]).median is None
+    assert stats.median([10.0, np.inf, np.inf]).beyond == ("", ">", "")
     # Half of them censored: the median lies beyond the run.
     assert stats.median([10.0, np.inf]).median is None
-    assert stats.median([]) == stats.Median(None, None, 0)
+    assert stats.median([]) == stats.Median(None, None, 0, ("", "?", ""))
     median = stats.median([1.0, 2.0, 3.0, 4.0, 5.0, np.inf])
-    assert median == stats.Median(3.5, (1.0, None), 6)
+    assert median == stats.Median(3.5, (1.0, None), 6, ("", "", ">"))
     # As speed-ups, censored seeds are zeros and come first.
-    assert stats.median([0.0, 2.0, 3.0, 4.0, 5.0, 6.0]).ci95 == (None, 6.0)
+    median = stats.median([0.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert (median.ci95, median.beyond) == ((None, 6.0), ("<", "", ""))
+
+
+def test_median_ratio_with_either_time_censored():
+    inf = np.inf
+    never = stats.median_ratio(np.full(8, inf), np.full(8, 20.0))
+    assert never == stats.Median(None, (None, None), 8, (">", ">", ">"))
+    # Neither ever got there: nothing is known.
+    nothing = stats.median_ratio(np.full(8, inf), np.full(8, inf))
+    assert nothing == stats.Median(None, (None, None), 8, ("<", "?", ">"))
+    # One such seed of eight is somewhere, and counted.
+    base = np.array([40.0, 40, 40, 40, 40, 40, 40, inf])
+    ours = np.array([10.0, 20, 20, 20, 20, 20, 40, inf])
+    mixed = stats.median_ratio(base, ours)
+    assert mixed == stats.Median(2.0, (None, None), 8, ("<", "", ">"))
+    # A ratio is that of the same seed.
+    pairs = stats.median_ratio(np.array([10.0, 80.0, 30.0]), np.array([10.0, 20.0, 15]))
+    assert pairs.median == 2.0
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 5.0])
+def test_scores_at_settings_chosen_on_the_others_are_covered(spread):
+    """Twenty points, a close race and a clear one; the truth is the worth of the tuned.
+
+    At least 90 % (the docstring's worst case), less three standard errors of 800 draws.
+    """
+    n, worth = 8, np.linspace(0, spread, 20)
+    rng = np.random.default_rng(0)
+    scores, covered = [], []
+    draws = worth[:, None] + 0.3 * rng.normal(size=(800, 20, n))
+    for cost in draws:
+        total = cost.sum(axis=1, keepdims=True) - cost
+        chosen = np.argmin(total, axis=0)
+        scores.append((cost[chosen, np.arange(n)], worth[chosen].mean()))
+    truth = np.mean([expected for _, expected in scores])
+    for values, _ in scores:
+        low, high = stats.cross_fitted(values).ci95
+        covered.append(low <= truth <= high)
+    assert 0.87 < np.mean(covered) <= 1
+
+
+def test_tuning_alone_is_seldom_taken_for_an_advantage():
+    """Twenty points against one, all equal: a false verdict in at most 5 % or so."""
+    rng = np.random.default_rng(0)
+    signs, naive = [], []
+    for cost in rng.normal(size=(600, 21, 8)):
+        total = cost[1:].sum(axis=1, keepdims=True) - cost[1:]
+        tuned = cost[1:][np.argmin(total, axis=0), np.arange(8)]
+        signs.append(stats.sign(stats.cross_fitted_difference(tuned, cost[0])))
+        low, high = stats.estimate(tuned - cost[0]).ci95
+        naive.append(low > 0 or high < 0)
+    assert np.mean(np.abs(signs)) < 0.06 < np.mean(naive)

@@ -36,6 +36,16 @@ def run(config, workers=1):
     return sweep.finish(program, carry)
 
 
+def small_grid(**changes):
+    config = config_lib.load(f"{CONFIG.with_name('rates.py')}:smoke")
+    few = {"run_arms": ("two_timescale",), "steps": 6, "eval_every": 3}
+    # Autodiff of short sequences compiles in less time.
+    few["gradient"] = "autodiff"
+    config.update_from_flattened_dict(few | changes)
+    config_lib.check(config)
+    return config
+
+
 def assert_same_bits(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
@@ -97,6 +107,19 @@ def test_side_by_side_gives_the_same_run():
     np.testing.assert_allclose(
         one_by_one["train_loss"], together["train_loss"], atol=1e-5
     )
+
+
+def test_em_on_several_sequences_a_step_and_seeds_side_by_side():
+    """Closed-form M-steps too: see `m_steps._eigh` on what could wait forever."""
+    changes = {"run_arms": ("em_majorised",), "gradient": "autodiff", "batch_size": 2}
+    one_by_one, together = (
+        run(small_config(**changes, vmap_seeds=v, seeds=3)).curves for v in (1, 3)
+    )
+    np.testing.assert_allclose(
+        one_by_one["train_loss"], together["train_loss"], atol=1e-4
+    )
+    falls = np.diff(one_by_one["train_loss"][..., [0, -1]])
+    assert (falls < 0).all()
 
 
 def test_a_diverging_arm_leaves_the_others_alone():
@@ -208,3 +231,63 @@ def test_a_diverging_seed_leaves_the_others_alone():
     for name, curve in tame.curves.items():
         assert name.endswith("bayes_nll") or not np.isfinite(wild.curves[name][0, 1, 1])
         np.testing.assert_array_equal(wild.curves[name][0, [0, 2]], curve[0, [0, 2]])
+
+
+# --- grids
+
+
+@pytest.mark.parametrize(
+    "arm",
+    ["two_timescale", "em_online", pytest.param("em_gradient", marks=pytest.mark.slow)],
+)
+def test_a_point_of_a_grid_is_the_run_with_its_rates(arm):
+    config = small_grid(run_arms=(arm,))
+    points = sweep.points(config)
+    assert len(points.scale) == 2 * 3 * 2
+    curves = run(config).curves
+    assert curves["heldout_kl"].shape == (1, 12, config.seeds, 3)
+    for index in (4, 11):  # the second with fresh sequences
+        alone = small_config(
+            seeds=config.seeds,
+            steps=6,
+            eval_every=3,
+            gradient=config.gradient,
+            fresh=bool(points.fresh[index]),
+            **{"task.length": config.task.length},
+        )
+        alone.arms.there = config.arms[arm].to_dict() | at_point(points, arm, index)
+        alone.run_arms = ("there",)
+        config_lib.check(alone)
+        for name, curve in run(alone).curves.items():
+            np.testing.assert_allclose(curves[name][0, index], curve[0], atol=3e-5)
+
+
+def at_point(points, arm, index):
+    scale, ratio = (float(axis[index]) for axis in (points.scale, points.ratio))
+    rates = {"routing_rate": scale, "output_rate": scale}
+    if arm in ("two_timescale", "em_gradient"):
+        return rates | {"value_rate": scale * ratio}
+    return rates | {"ridge": 0.1 / ratio}
+
+
+def test_a_grid_is_one_program_for_each_kind_of_arm():
+    arms = ("two_timescale", "em_majorised", "em_online")
+    program = sweep.build(small_grid(run_arms=arms), workers=1)
+    assert len(program.train) == 2  # the online arm has another rate, that is all
+
+
+def test_stopping_a_grid_in_between_changes_nothing():
+    config = small_grid()
+    program = sweep.build(config, workers=2)
+    carry = sweep.advance(program, sweep.start(program))
+    again = sweep.build(config, workers=1)
+    while carry.step < config.steps:
+        carry = sweep.advance(again, carry)
+    assert_same_bits(sweep.finish(again, carry), run(config))
+
+
+def test_fresh_points_draw_and_the_others_do_not():
+    config = small_grid(**{"grid.scale": (1e-9,)}, steps=3, eval_every=1)
+    points, curves = sweep.points(config), run(config).curves["train_bayes_nll"]
+    for index, fresh in enumerate(points.fresh):
+        assert len(np.unique(curves[0, index, 0, 1:])) == (3 if fresh else 1)

@@ -47,7 +47,29 @@ def test_smoke_writes_a_whole_run(tmp_path):
         assert needed in done.stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["complete"] is True
-    assert list(summary["arms"]) == ["sgd", "em", "sgd_matched", "adam"]
+    assert list(summary["arms"]) == ["sgd", "em", "em_majorised", "sgd_matched"]
+    assert "EM over SGD, script's rates (train loss" in done.stdout
+
+
+def test_a_grid_writes_a_whole_run(tmp_path):
+    done = train(
+        "--config=configs/rates.py:smoke",
+        "--config.run_arms=two_timescale",
+        "--config.gradient=autodiff",
+        "--config.grid.ratio=1,10",
+        f"--workdir={tmp_path}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    pictures = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert pictures == ["gap.png", "kl.png", "steps.png", "tuned.png"]
+    assert "2 seeds x 8 points" in done.stdout
+    summary = runs.load(tmp_path).summary
+    assert list(summary["arms"]) == [
+        f"{name}/{regime}"
+        for regime in ("one", "fresh")
+        for name in ("sgd", "values_fast")
+    ]
 
 
 def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):

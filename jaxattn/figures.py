@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.ticker
@@ -191,21 +191,7 @@ def _final(run: Run) -> Figure:
     for axis, (metric, title) in zip(axes, panels.items(), strict=True):
         for row, (arm, colour) in enumerate(zip(arms, colours(arms), strict=True)):
             values = run.metrics[metric][row, :, -1]
-            axis.plot(
-                values,
-                np.full(len(values), row),
-                "o",
-                color=colour,
-                alpha=0.3,
-                markersize=4,
-                markeredgewidth=0,
-            )
-            value = run.summary["arms"][arm][metric]
-            if value["mean"] is None:
-                continue
-            low, high = value["ci95"] or (value["mean"], value["mean"])
-            axis.plot([low, high], [row, row], color=colour, linewidth=2.5)
-            axis.plot(value["mean"], row, "o", color=colour, markersize=6)
+            dots(axis, row, colour, values, run.summary["arms"][arm][metric])
         if metric in floors:
             axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
         axis.set_title(title, fontsize=9)
@@ -220,6 +206,19 @@ def _final(run: Run) -> Figure:
         fontsize=9,
     )
     return figure
+
+
+def dots(
+    axis: Axes, row: int, colour: str, values: np.ndarray, estimate: dict[str, Any]
+) -> None:
+    """One arm's row: every seed pale, the mean and its interval strong."""
+    style = {"alpha": 0.3, "markersize": 4, "markeredgewidth": 0}
+    axis.plot(values, np.full(len(values), row), "o", color=colour, **style)
+    mean = estimate["mean"]
+    if mean is not None:
+        ends = estimate["ci95"] or (mean, mean)
+        axis.plot(ends, [row, row], color=colour, linewidth=2.5)
+        axis.plot(mean, row, "o", color=colour, markersize=6)
 
 
 def _attention(run: Run) -> Figure:

@@ -226,19 +226,8 @@ def _tuned(run: Run) -> Figure:
             left.plot(step, median, color=colour, label=schedule.name)
             left.fill_between(step, low, high, color=colour, alpha=0.15, linewidth=0)
             values = kl[schedule.row, others, seed]
-            right.plot(
-                values,
-                np.full(len(values), place),
-                "o",
-                color=colour,
-                alpha=0.3,
-                markersize=4,
-                markeredgewidth=0,
-            )
-            value = stats.estimate(values)
-            if value.ci95 is not None:
-                right.plot(value.ci95, [place, place], color=colour, linewidth=2.5)
-                right.plot(value.mean, place, "o", color=colour, markersize=6)
+            estimate = run.summary["arms"][schedule.title]["heldout_kl"]
+            figures.dots(right, place, colour, values, estimate)
         sequences = _REGIMES[regime == "fresh"]
         left.set_title(f"{sequences}: distance to Bayes, held out")
         left.set_ylabel("KL(Bayes ‖ model), nats")

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxattn import stats
-from jaxattn.runs import Run
+from jaxattn.runs import Run, differing
 from jaxattn.sweep import METRICS
 from jaxattn.tasks import catalogue
 
@@ -487,6 +487,34 @@ def ends(interval: Sequence[float] | None) -> str:
     if interval is None:
         return "none"
     return "[{:+.3f}, {:+.3f}]".format(*interval)
+
+
+def side_by_side(runs_: Sequence[Run]) -> str:
+    """Finished runs in one table, and in what their configs differ from the first's.
+
+    Args:
+      runs_: with their summaries.
+
+    Returns:
+      Text for a terminal: a row for each run and arm, last evaluation.
+    """
+    rows = [["run", "arm", *_COLUMNS]]
+    for run in runs_:
+        for arm, entry in run.summary["arms"].items():
+            cells = (mean(entry[name]) for name in _COLUMNS.values())
+            rows.append([str(run.path), arm, *cells])
+    lines = [
+        f"{run.path}: {', '.join(differing(runs_[0], run)) or 'the same config'}"
+        for run in runs_[1:]
+    ]
+    if lines:
+        lines = [f"Config fields that differ from those of {runs_[0].path}", *lines]
+    blocks = [
+        "Last evaluation, mean over seeds ± half a 95 % interval",
+        text_table(rows),
+        "\n".join(lines),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:

@@ -7,6 +7,7 @@ summary.json last.
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -42,6 +43,41 @@ class Run(NamedTuple):
     axes: dict[str, Any]  # what metrics.json holds
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any] | None  # None until it is written
+
+    def to_frame(self):
+        """Every metric as a long pandas table.
+
+        Returns:
+          DataFrame, a row for each arm, seed, evaluation (and point of a grid) and
+          metric: columns arm, seed, step, (fresh, ratio, scale,) metric, value.
+
+        Raises:
+          RunError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise RunError(
+                "to_frame: needs pandas, which is not installed; allowed: to install"
+                " it, or to read `metrics`, whose axes are named in `axes`"
+            ) from None
+        curves = {n: names for n, names in self.axes["axes"].items() if "seed" in names}
+        axes = next(iter(curves.values()))
+        coordinates = self.axes["coordinates"]
+        places = np.indices([len(coordinates[axis]) for axis in axes])
+        columns = {}
+        for axis, place in zip(axes, places.reshape(len(axes), -1), strict=True):
+            if axis == "point":
+                for name in coordinates[axis][0]:
+                    of_points = np.array([point[name] for point in coordinates[axis]])
+                    columns[name] = of_points[place]
+            else:
+                name = "step" if axis == "eval" else axis
+                columns[name] = np.array(coordinates[axis])[place]
+        wide = pandas.DataFrame(
+            columns | {name: self.metrics[name].ravel() for name in curves}
+        )
+        return wide.melt(id_vars=list(columns), var_name="metric")
 
 
 @contextlib.contextmanager
@@ -216,6 +252,11 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
 def write_config(folder: Path, config: ConfigDict) -> None:
     """Writes config.json."""
     _write_json(folder / "config.json", describe(config))
+
+
+def differing(held: Run, wanted: Run) -> list[str]:
+    """Dotted names of the config fields in which two runs differ."""
+    return _differing(held.config["config"], wanted.config["config"])
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:

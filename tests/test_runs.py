@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -286,6 +287,31 @@ def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
     summary = runs.load(reference).summary
     assert summary["complete"]
     assert summary["seeds"] == config.seeds >= {"sticky:full": 32}.get(name, 8)
+
+
+def test_a_frame_has_every_number_once(run):
+    pandas = pytest.importorskip("pandas")
+    frame = run.to_frame()
+    assert list(frame.columns) == ["arm", "seed", "step", "metric", "value"]
+    assert len(frame) == sum(run.metrics[name].size for name in sweep.METRICS)
+    row = frame.query(
+        "arm == 'em' and seed == 2 and step == 50 and metric == 'accuracy'"
+    )
+    assert row["value"].item() == run.metrics["accuracy"][1, 2, 1]
+    assert isinstance(frame, pandas.DataFrame)
+
+
+def test_a_frame_without_pandas_is_one_line(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(runs.RunError, match="needs pandas, which is not installed"):
+        run.to_frame()
+
+
+def test_runs_side_by_side(run):
+    text = report.side_by_side([run, run])
+    assert text.count("em_") == 0
+    assert sum(line.split()[1:2] == ["adam"] for line in text.splitlines()) == 2
+    assert "the same config" in text
 
 
 def test_claim_leaves_no_folder_of_its_own(tmp_path, config):

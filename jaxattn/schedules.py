@@ -426,7 +426,8 @@ def hold(
       mix: (q, k, v) -> a v of one sequence.
 
     Returns:
-      Held, and the way back through a: ∂L/∂Z (R, d_x) -> (∂L/∂W_Q, ∂L/∂W_K).
+      Held, and the way back through a: ∂L/∂Z (R, d_x) -> (∂L/∂W_Q, ∂L/∂W_K). The moment
+      takes a backward pass of its own, which XLA leaves out if nobody looks at it.
     """
     single = batch.inputs.ndim == 2
     several = jax.tree.map(lambda leaf: leaf[None], batch) if single else batch

@@ -4,6 +4,7 @@ Intervals are at 95 %. What cannot be known from the seeds at hand (an interval 
 seed, a median beyond the end of the run) is None, never a number.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -225,13 +226,20 @@ def _bracket(least: np.ndarray, greatest: np.ndarray) -> Median:
     if n == 0:
         return Median(None, None, 0, ("", "?", ""))
     middle = slice((n - 1) // 2, n // 2 + 1)
-    lower = scipy_stats.quantile_test(least, p=0.5).confidence_interval(0.95).low
-    upper = scipy_stats.quantile_test(greatest, p=0.5).confidence_interval(0.95).high
     centre, beyond = _seen([*least[middle], *greatest[middle]])
-    if np.isnan(lower) or np.isnan(upper):  # too few
+    ranks = _median_ranks(n)
+    if ranks is None:
         return Median(centre, None, n, ("", beyond, ""))
-    (low, below), (high, above) = _seen([lower]), _seen([upper])
+    (low, below), (high, above) = _seen([least[ranks[0]]]), _seen([greatest[ranks[1]]])
     return Median(centre, (low, high), n, (below, beyond, above))
+
+
+@functools.cache
+def _median_ranks(n: int) -> tuple[int, int] | None:
+    """Which of n sorted values are the ends of the interval; None for too few."""
+    test = scipy_stats.quantile_test(np.arange(n), q=n / 2, p=0.5)
+    ends = test.confidence_interval(0.95)
+    return None if np.isnan(ends).any() else (int(ends.low), int(ends.high))
 
 
 def _seen(values: list[float]) -> tuple[float | None, str]:

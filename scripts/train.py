@@ -4,10 +4,12 @@ python scripts/train.py --config=configs/sticky.py[:VARIANT] [--workdir=DIR]
     [--pdf] [--config.NAME=VALUE ...]
 """
 
+import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -20,6 +22,7 @@ from jaxattn import config as config_lib
 
 _CONFIG = flags.DEFINE_string("config", None, "a config file, with :VARIANT behind it")
 _WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-variant]")
+_STOP = (signal.SIGINT, signal.SIGTERM)
 _PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
 
 
@@ -110,12 +113,40 @@ def _train(
     ) as bar:
         while carry.step < config.steps:
             before = int(carry.step)
-            carry = sweep.advance(program, carry, bar.update)
-            bar.set_description(f"step {carry.step}/{config.steps}")
-            every = config.checkpoint_every
-            if int(carry.step) // every > before // every and carry.step < config.steps:
-                runs.save_checkpoint(workdir, config, carry, seconds())
+            with _signals_kept() as kept:
+                carry = sweep.advance(program, carry, bar.update)
+                bar.set_description(f"step {carry.step}/{config.steps}")
+                every = config.checkpoint_every
+                due = kept or int(carry.step) // every > before // every
+                if due and carry.step < config.steps:
+                    runs.save_checkpoint(workdir, config, carry, seconds())
+            if kept and carry.step < config.steps:
+                raise KeyboardInterrupt
     return carry
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM wait for the next checkpoint; a second one does not.
+
+    Yields:
+      What came. An exception raised wherever the program happens to be could be lost
+      in a library, or leave something half done.
+    """
+    kept: list[int] = []
+
+    def keep(number: int, frame) -> None:
+        del frame
+        kept.append(number)
+        for name in before:
+            signal.signal(name, signal.SIG_DFL)
+
+    before = {name: signal.signal(name, keep) for name in _STOP}
+    try:
+        yield kept
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,10 @@ def test_coverage_of_the_mean(n, shape, truth, at_least, at_most):
     assert at_least < inside / 2000 < at_most
 
 
-@pytest.mark.parametrize(("n", "low", "high"), [(8, 0.82, 0.91), (32, 0.90, 0.96)])
+@pytest.mark.parametrize(
+    ("n", "low", "high"),
+    [(8, 0.82, 0.91), pytest.param(32, 0.90, 0.96, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
 def test_coverage_of_the_bootstrap(n, low, high, shape):
     """Too narrow for few seeds, as its docstring says; no worse if they are skewed."""
@@ -59,7 +62,7 @@ def test_coverage_of_the_bootstrap(n, low, high, shape):
     assert low < np.mean(inside) < high
 
 
-@pytest.mark.parametrize("n", [8, 32])
+@pytest.mark.parametrize("n", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_difference_is_seldom_taken_for_one_that_is_not(n):
     rng = np.random.default_rng(0)
     signs = [

@@ -238,7 +238,11 @@ def test_a_diverging_seed_leaves_the_others_alone():
 
 @pytest.mark.parametrize(
     "arm",
-    ["two_timescale", "em_online", pytest.param("em_gradient", marks=pytest.mark.slow)],
+    [
+        "em_online",
+        pytest.param("two_timescale", marks=pytest.mark.slow),
+        pytest.param("em_gradient", marks=pytest.mark.slow),
+    ],
 )
 def test_a_point_of_a_grid_is_the_run_with_its_rates(arm):
     config = small_grid(run_arms=(arm,))

@@ -169,10 +169,15 @@ def test_finished_run_is_not_overwritten_by_another_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "stop",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_stopped_run_goes_on_to_the_same_numbers(tmp_path, stop):
-    arguments = (*SMALL, "--config.steps=1500", "--config.checkpoint_every=20")
+    arguments = (*SMALL, "--config.steps=3000", "--config.checkpoint_every=20")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert train(*arguments, f"--workdir={whole}").returncode == 0
 
@@ -188,7 +193,7 @@ def test_stopped_run_goes_on_to_the_same_numbers(tmp_path, stop):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(stop)
-    assert process.returncode == (130 if stop == signal.SIGINT else -signal.SIGKILL)
+    assert process.returncode == (-signal.SIGKILL if stop == signal.SIGKILL else 130)
     assert not (stopped / "summary.json").exists()
 
     again = train(*arguments, f"--workdir={stopped}")

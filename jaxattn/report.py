@@ -498,23 +498,17 @@ def side_by_side(runs_: Sequence[Run]) -> str:
     Returns:
       Text for a terminal: a row for each run and arm, last evaluation.
     """
-    rows = [["run", "arm", *_COLUMNS]]
-    for run in runs_:
+    columns = {n: m for n, m in _COLUMNS.items() if m != "predictive_entropy"}
+    rows, lines = [["run, arm", *columns]], []  # room for 80 characters
+    for number, run in enumerate(runs_, 1):
+        fields = ", ".join(differing(runs_[0], run)) or "the same config"
+        other = f"; differs from 1 in: {fields}" if number > 1 else ""
+        lines.append(f"{number}: {run.path}{other}")
         for arm, entry in run.summary["arms"].items():
-            cells = (mean(entry[name]) for name in _COLUMNS.values())
-            rows.append([str(run.path), arm, *cells])
-    lines = [
-        f"{run.path}: {', '.join(differing(runs_[0], run)) or 'the same config'}"
-        for run in runs_[1:]
-    ]
-    if lines:
-        lines = [f"Config fields that differ from those of {runs_[0].path}", *lines]
-    blocks = [
-        "Last evaluation, mean over seeds ± half a 95 % interval",
-        text_table(rows),
-        "\n".join(lines),
-    ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+            cells = (mean(entry[name]) for name in columns.values())
+            rows.append([f"{number} {arm}", *cells])
+    title = "Last evaluation, mean over seeds ± half a 95 % interval"
+    return "\n\n".join(["\n".join(lines), title, text_table(rows)]) + "\n"
 
 
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:

@@ -13,10 +13,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxattn import report, stats, sweep
+from jaxattn.config import GRID_SCHEDULES
 from jaxattn.runs import Run
 from jaxattn.sweep import METRICS
 
-BASELINE = "sgd"
+_SGD, _VALUES_FAST, _ROUTING_FAST = GRID_SCHEDULES
+BASELINE = _SGD
 
 
 class Schedule(NamedTuple):
@@ -47,9 +49,9 @@ def grid(run: Run) -> sweep.Points:
 
 # Parts of a map of `two_timescale`, by the ratio of its rates.
 _PARTS = {
-    BASELINE: lambda ratio: ratio == 1,
-    "values_fast": lambda ratio: ratio > 1,  # EM-like
-    "routing_fast": lambda ratio: ratio < 1,
+    _SGD: lambda ratio: ratio == 1,
+    _VALUES_FAST: lambda ratio: ratio > 1,  # EM-like
+    _ROUTING_FAST: lambda ratio: ratio < 1,
 }
 
 
@@ -115,11 +117,6 @@ def steps_to_threshold(run: Run) -> np.ndarray:
     return np.where(report.stayed_finite(run), first, np.inf)
 
 
-def final(run: Run, metric: str) -> np.ndarray:
-    """A metric at the end (arm, P, n), NaN for a seed that diverged on the way."""
-    return np.where(report.stayed_finite(run), run.metrics[metric][..., -1], np.nan)
-
-
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """What a program reads of a run over a grid.
 
@@ -133,7 +130,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """
     config = run.config["config"]
     chance = math.log(report.num_classes(run))
-    ends = {name: final(run, name) for name in METRICS}
+    ends = report.final_metrics(run)
     seed = np.arange(config["seeds"])
     times = steps_to_threshold(run)
 

@@ -10,7 +10,7 @@ from matplotlib.colors import Colormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from jaxattn import figures, phase, stats, sweep
+from jaxattn import figures, phase, report, stats, sweep
 from jaxattn.runs import Run
 
 _REGIMES = {False: "one sequence", True: "fresh sequences"}
@@ -47,10 +47,11 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
 def maps(run: Run) -> dict[str, Map]:
     """The numbers behind the maps, by the name of the picture."""
     steps = run.config["config"]["steps"]
-    diverged = np.isnan(phase.final(run, "train_loss")).any(axis=-1)
+    ends = report.final_metrics(run)
+    diverged = np.isnan(ends["train_loss"]).any(axis=-1)
     start = float(run.metrics["heldout_kl"][0, 0, :, 0].mean())
-    kl = phase.final(run, "heldout_kl").mean(axis=-1)
-    gap = phase.final(run, "train_loss") - phase.final(run, "heldout_loss")
+    kl = ends["heldout_kl"].mean(axis=-1)
+    gap = ends["train_loss"] - ends["heldout_loss"]
     times = phase.steps_to_threshold(run)
     threshold = run.config["config"]["grid"]["threshold"]
     first = run.metrics["step"][1]
@@ -183,7 +184,7 @@ def _draw_map(
 def _mark(run: Run, axes, regimes: list[bool]) -> None:
     """The best point of each arm, and of SGD on the map that it lies on."""
     points = phase.grid(run)
-    kl = phase.final(run, "heldout_kl")
+    kl = report.final_metrics(run)["heldout_kl"]
     scale, ratio = np.unique(points.scale), np.unique(points.ratio)
     names = {"one": False, "fresh": True}
 
@@ -209,7 +210,7 @@ def _mark(run: Run, axes, regimes: list[bool]) -> None:
 def _tuned(run: Run) -> Figure:
     """Each schedule on every seed at the rates that were best on the others."""
     curves = run.metrics["heldout_kl"]
-    kl = phase.final(run, "heldout_kl")
+    kl = report.final_metrics(run)["heldout_kl"]
     schedules = phase.schedules(run)
     regimes = list(dict.fromkeys(schedule.regime for schedule in schedules))
     names = list(dict.fromkeys(schedule.name for schedule in schedules))

@@ -78,7 +78,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """
     config = run.config["config"]
     arms = config["run_arms"]
-    final = {name: run.metrics[name][..., -1] for name in METRICS}
+    final = final_metrics(run)
     chance = math.log(num_classes(run))
     finite = stayed_finite(run)
 
@@ -89,7 +89,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     for row, arm in enumerate(arms):
         kept = finite[row]
         entry: dict[str, Any] = {
-            name: stats.estimate(np.where(kept, values[row], np.nan))._asdict()
+            name: stats.estimate(values[row])._asdict()
             for name, values in final.items()
         }
         entry["diverged"] = int((~kept).sum())
@@ -109,11 +109,11 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "complete": True,
         "wall_seconds": wall_seconds,
         # The sequences are the same for every arm.
-        "floors": floors(run, {name: values[0] for name, values in final.items()}),
+        "floors": floors(run, {name: run.metrics[name][0, :, -1] for name in METRICS}),
         "arms": by_arm,
         "baseline": config["baseline"],
         "comparisons": _comparisons(run, final, finite),
-        "claims": _claims(arms, final, finite),
+        "claims": _claims(arms, final),
     }
 
 
@@ -122,6 +122,12 @@ def stayed_finite(run: Run) -> np.ndarray:
     return np.all(
         [np.isfinite(run.metrics[name]).all(axis=-1) for name in METRICS], axis=0
     )
+
+
+def final_metrics(run: Run) -> dict[str, np.ndarray]:
+    """Every metric at the end, NaN for a seed that diverged on the way."""
+    finite = stayed_finite(run)
+    return {n: np.where(finite, run.metrics[n][..., -1], np.nan) for n in METRICS}
 
 
 def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -189,17 +195,14 @@ def flags(*, diverged: int, below_bayes: int, way: np.ndarray, seeds: int) -> li
     return [f"{text} in {k} of {seeds} seeds" for text, k in found.items() if k > 0]
 
 
-def _claims(arms: Sequence[str], final: dict, finite: np.ndarray) -> list[dict]:
+def _claims(arms: Sequence[str], final: dict) -> list[dict]:
     found = []
     for claim in CLAIMS:
         if claim.arm not in arms or claim.baseline not in arms:
             continue
+        values = final[claim.metric]
         row, base = arms.index(claim.arm), arms.index(claim.baseline)
-        kept = finite[row] & finite[base]
-        difference = stats.paired_difference(
-            np.where(kept, final[claim.metric][row], np.nan),
-            np.where(kept, final[claim.metric][base], np.nan),
-        )
+        difference = stats.paired_difference(values[row], values[base])
         found.append(claim_entry(claim, difference))
     return found
 
@@ -228,16 +231,12 @@ def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, An
     for row, arm in enumerate(arms):
         if row == base:
             continue
-        kept = finite[row] & finite[base]
         entry = {
             "arm": arm,
             "baseline": baseline,
             "paired_difference": {
                 name: difference_entry(
-                    stats.paired_difference(
-                        np.where(kept, values[row], np.nan),
-                        np.where(kept, values[base], np.nan),
-                    )
+                    stats.paired_difference(values[row], values[base])
                 )
                 for name, values in final.items()
             },

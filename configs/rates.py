@@ -55,10 +55,8 @@ def get_config(variant: str = "") -> ConfigDict:
             "seed": 0,  # root of every random key
             "steps": 500,
             "eval_every": 20,
-            "checkpoint_every": 100,  # steps, at the next evaluation
             "batch_size": 1,  # sequences per step
             "gradient": "streaming",
-            "vmap_seeds": 0,  # seeds side by side; 0: 1 on CPU, all elsewhere
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {
                 "name": "sticky",

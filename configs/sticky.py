@@ -88,13 +88,12 @@ def get_config(variant: str = "") -> ConfigDict:
             "seed": 0,  # root of every random key
             "steps": 1000,
             "eval_every": 20,
-            "checkpoint_every": 100,  # steps, at the next evaluation
             "batch_size": 1,  # sequences per step
             "fresh": False,  # a new sequence every step, or always the same
             "gradient": "streaming",  # or "laws" of one head, or "autodiff"
-            "vmap_seeds": 0,  # seeds side by side; 0: 1 on CPU, all elsewhere
-            "snapshot_seed": 0,  # whose attention map is kept
-            "snapshot_length": 64,  # and how much of it
+            "snapshot_seeds": (0,),  # whose attention maps are kept
+            "snapshot_steps": (0, -1),  # at which evaluations; -1: the last
+            "snapshot_length": 64,  # and how much of them
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {
                 "name": "sticky",

@@ -1,9 +1,12 @@
-"""What the scripts share of a command line: --config=FILE and --config.NAME=VALUE."""
+"""What the scripts share: --config=FILE, --config.NAME=VALUE, and kept programs."""
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+import jax
 from absl import flags
 from ml_collections import ConfigDict
 
@@ -39,6 +42,28 @@ def read_config(
         config_lib.override(config, field, text)
     check(config)
     return config
+
+
+def keep_programs() -> None:
+    """Compiled programs are kept for the next run, in `programs_folder`.
+
+    Where that cannot be written they are not kept, and a line on stderr says so.
+    """
+    folder = programs_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"{folder}: no programs kept ({error.strerror})", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def programs_folder() -> Path:
+    """JAX_COMPILATION_CACHE_DIR, or jaxattn in the user's folder of caches."""
+    given = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(given or Path(caches) / "jaxattn").expanduser()
 
 
 def split(arguments: list[str]) -> list[tuple[str, str]]:

@@ -47,6 +47,18 @@ def _whole(low: int, high: int) -> Rule:
     )
 
 
+def _wholes(low: int) -> Rule:
+    return Rule(
+        f"whole numbers from {low}, separated by commas, none twice",
+        lambda v: (
+            isinstance(v, tuple)
+            and all(type(x) is int and x >= low for x in v)
+            and len(set(v)) == len(v)
+        ),
+        lambda text: tuple(_parse_whole(part) for part in text.split(",")),
+    )
+
+
 def _number(low: float, high: float) -> Rule:
     return Rule(
         f"a number from {low:g} to {high:g}",
@@ -104,12 +116,11 @@ FIELDS: dict[str, Rule] = {
     "seed": _whole(0, 2**31 - 1),  # of the root key
     "steps": _whole(1, 1_000_000_000),
     "eval_every": _whole(1, 1_000_000_000),
-    "checkpoint_every": _whole(1, 1_000_000_000),
     "batch_size": _whole(1, 100_000),
     "fresh": _FLAG,
     "gradient": _one_of(schedules.GRADIENTS),
-    "vmap_seeds": _whole(0, 1_000_000),
-    "snapshot_seed": _whole(0, 1_000_000),
+    "snapshot_seeds": _wholes(0),
+    "snapshot_steps": _wholes(-1),
     "snapshot_length": _whole(1, 10_000),
     "run_arms": _NAMES,
     "baseline": Rule("the name of an arm", lambda v: isinstance(v, str)),
@@ -130,7 +141,7 @@ GRID_FIELDS: dict[str, Rule] = {
     **{
         field: rule
         for field, rule in FIELDS.items()
-        if field not in ("fresh", "baseline", "snapshot_seed", "snapshot_length")
+        if field not in ("fresh", "baseline") and not field.startswith("snapshot_")
     },
     "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
@@ -269,7 +280,22 @@ def check(config: ConfigDict) -> None:
         return
     _check_fields(config, FIELDS)
     _require("baseline", config.baseline, _one_of(config.arms))
-    _require("snapshot_seed", config.snapshot_seed, _whole(0, config.seeds - 1))
+    for seed in config.snapshot_seeds:
+        _require("snapshot_seeds", seed, _whole(0, config.seeds - 1))
+    _require("snapshot_steps", config.snapshot_steps, _evaluations(config))
+
+
+def _evaluations(config: ConfigDict) -> Rule:
+    """Steps at which a config evaluates."""
+    return Rule(
+        f"multiples of eval_every={config.eval_every} up to steps={config.steps},"
+        " that, or -1 for it",
+        lambda v: all(
+            step in (-1, config.steps)
+            or (step < config.steps and step % config.eval_every == 0)
+            for step in v
+        ),
+    )
 
 
 def _check_grid_arms(config: ConfigDict) -> None:

@@ -69,7 +69,9 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
     Returns:
       Names of the PNG files.
     """
-    functions = {"curves": _curves, "final": _final, "attention": _attention}
+    functions = {"curves": _curves, "final": _final}
+    if run.metrics["attention"].size:
+        functions["attention"] = _attention
     return save(functions, run, folder, pdf=pdf)
 
 
@@ -222,13 +224,15 @@ def dots(
 
 
 def _attention(run: Run) -> Figure:
-    """Attention of one seed on its held-out sequence, before and after training."""
-    config = run.config["config"]
-    maps = {"before training": run.metrics["attention_initial"]}
-    for arm, weight in zip(
-        config["run_arms"], run.metrics["attention_final"], strict=True
-    ):
-        maps[f"after {arm}"] = weight
+    """Attention of a seed on its held-out sequence, at the first and last snapshot."""
+    named, kept = run.axes["coordinates"], run.metrics["attention"][:, 0]
+    steps, last = named["snapshot_step"], run.metrics["step"][-1]
+    maps = {}
+    for step, weights in ((steps[0], kept[:, 0]), (steps[-1], kept[:, -1])):
+        for arm, weight in zip(named["arm"], weights, strict=True):
+            title = f"after {arm}" if step == last else f"{arm}, step {step}"
+            # All arms begin with the same.
+            maps["before training" if step == 0 else title] = weight
     columns = min(len(maps), 5)
     rows = -(-len(maps) // columns)
     figure = Figure(
@@ -258,7 +262,7 @@ def _attention(run: Run) -> Figure:
     shown = len(run.metrics["attention_allowed"])
     figure.suptitle(
         f"Attention on the first {shown} held-out positions,"
-        f" seed {config['snapshot_seed']}",
+        f" seed {named['snapshot_seed'][0]}",
         fontsize=10,
     )
     return figure

@@ -159,7 +159,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             for name, values in chosen.items()
         }
         arms[schedule.title] = entry | {
-            "diverged": int(np.isnan(chosen["train_loss"]).sum()),
+            **report.divergence_entry(_diverged(run, schedule, by_kl)),
             "flags": _flags(run, schedule, by_kl, chosen, chance) + edges,
             "best": best,
             "fastest": fastest,
@@ -206,13 +206,20 @@ def _flags(
     gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
     gap = gap[schedule.row, choice.others, seed]
     return report.flags(
-        diverged=int(np.isnan(chosen["train_loss"]).sum()),
+        diverged=_diverged(run, schedule, choice),
         below_bayes=int(
             report.beats_bayes(gap, fresh=schedule.regime == "fresh").sum()
         ),
         way=report.way_to_bayes(chosen, chance),
         seeds=len(seed),
     )
+
+
+def _diverged(run: Run, schedule: Schedule, choice: Tuned) -> np.ndarray:
+    """Steps at which seeds did, each at the point that the others chose."""
+    seed = np.arange(len(choice.others))
+    since = run.metrics["diverged_step"][schedule.row, choice.others, seed]
+    return since[since >= 0]
 
 
 def _comparisons(

@@ -92,9 +92,10 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             name: stats.estimate(values[row])._asdict()
             for name, values in final.items()
         }
-        entry["diverged"] = int((~kept).sum())
+        since = run.metrics["diverged_step"][row][~kept]
+        entry |= divergence_entry(since)
         entry["flags"] = flags(
-            diverged=int((~kept).sum()),
+            diverged=since,
             below_bayes=int(below_bayes[row][kept].sum()),
             way=way[row][kept],
             seeds=len(kept),
@@ -118,10 +119,18 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
 
 
 def stayed_finite(run: Run) -> np.ndarray:
-    """Whether all metrics of a run were always finite: (arm, seed), or as in a grid."""
-    return np.all(
-        [np.isfinite(run.metrics[name]).all(axis=-1) for name in METRICS], axis=0
-    )
+    """Whether weights and metrics were always finite: (arm, seed), or as in a grid."""
+    return run.metrics["diverged_step"] < 0
+
+
+def divergence_entry(since: np.ndarray) -> dict[str, int | None]:
+    """How many seeds diverged, and when the first did.
+
+    Args:
+      since: the steps at which they did.
+    """
+    first = int(since.min()) if len(since) else None
+    return {"diverged": len(since), "first_diverged_step": first}
 
 
 def final_metrics(run: Run) -> dict[str, np.ndarray]:
@@ -177,22 +186,27 @@ def beats_bayes(gap: np.ndarray, *, fresh: bool) -> np.ndarray:
     return gap[..., 1:].mean(axis=-1) < 0 if fresh else (gap < 0).any(axis=-1)
 
 
-def flags(*, diverged: int, below_bayes: int, way: np.ndarray, seeds: int) -> list[str]:
+def flags(
+    *, diverged: np.ndarray, below_bayes: int, way: np.ndarray, seeds: int
+) -> list[str]:
     """Warnings about one arm, each with the number of seeds it holds for.
 
     Args:
-      diverged: seeds that did.
+      diverged: steps at which seeds did.
       below_bayes: seeds for which `beats_bayes`.
       way: `way_to_bayes` of the others.
       seeds: all of them.
     """
     found = {
-        "diverged": diverged,
+        "diverged": len(diverged),
         "train loss below the Bayes floor": below_bayes,
         "held-out loss above chance": int((way < 0).sum()),
         "not left chance": int(((way >= 0) & (way < _LEFT_CHANCE)).sum()),
     }
-    return [f"{text} in {k} of {seeds} seeds" for text, k in found.items() if k > 0]
+    lines = {t: f"{t} in {k} of {seeds} seeds" for t, k in found.items() if k > 0}
+    if "diverged" in lines:
+        lines["diverged"] += f", the first at step {diverged.min()}"
+    return list(lines.values())
 
 
 def _claims(arms: Sequence[str], final: dict) -> list[dict]:

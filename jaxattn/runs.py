@@ -7,6 +7,7 @@ summary.json last.
 
 import contextlib
 import fcntl
+import hashlib
 import importlib
 import json
 import os
@@ -21,13 +22,16 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import serialization
 from ml_collections import ConfigDict
-from orbax.checkpoint import v1 as ocp
 
 import jaxattn
 from jaxattn import sweep
 
-_CURVE_AXES_OF_GRID = ["arm", "point", "seed", "eval"]
+_CHECKPOINT = "*.msgpack"  # a digest and flax's bytes; its name is the steps done
+_DIGEST = hashlib.sha256
+# What a run may be resumed with though it was begun with others.
+_ANY = ("device.count", "processes", "git_commit")
 _PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
 
 
@@ -62,6 +66,7 @@ class Run(NamedTuple):
                 " it, or to read `metrics`, whose axes are named in `axes`"
             ) from None
         curves = {n: names for n, names in self.axes["axes"].items() if "seed" in names}
+        curves = {n: names for n, names in curves.items() if "eval" in names}
         axes = next(iter(curves.values()))
         coordinates = self.axes["coordinates"]
         places = np.indices([len(coordinates[axis]) for axis in axes])
@@ -134,6 +139,7 @@ def _require_same(workdir: Path, config: ConfigDict) -> None:
     unfinished = workdir / "checkpoints" / "config.json"
     if unfinished.is_file():
         differing = _differing(_read_json(unfinished), describe(config))
+        differing = [name for name in differing if name not in _ANY]
         if differing:
             raise RunError(
                 f"workdir={str(workdir)!r}: holds an unfinished run of another config"
@@ -150,41 +156,69 @@ def save_checkpoint(
     Args:
       workdir: claimed.
       config: of the run.
-      carry: of the run.
+      carry: from `sweep.collect`.
       seconds: that it has taken so far.
+
+    Raises:
+      RunError: it cannot be written; the one kept before is still there.
     """
     folder = workdir / "checkpoints"
-    folder.mkdir(exist_ok=True)
-    if not (folder / "config.json").exists():
-        _write_json(folder / "config.json.new", describe(config))
-        os.replace(folder / "config.json.new", folder / "config.json")
-    before = _checkpoint_steps(folder)
-    step = int(carry.step)
-    if step not in before:
-        content = {"carry": carry, "seconds": np.array(seconds)}
-        ocp.save(folder.resolve() / str(step), content)
-    for old in before:
-        if old != step:
-            shutil.rmtree(folder / str(old))
+    steps = sweep.steps_done(config, carry)
+    with _writing(workdir):
+        folder.mkdir(exist_ok=True)
+        if not (folder / "config.json").exists():
+            text = _as_json(describe(config))
+            _replace(folder / "config.json", text.encode())
+        before = list(folder.glob(_CHECKPOINT))
+        content = serialization.to_bytes({"carry": carry, "seconds": seconds})
+        path = folder / _CHECKPOINT.replace("*", str(steps))
+        _replace(path, _DIGEST(content).digest() + content)
+        for old in before:
+            if old != path:
+                old.unlink()
 
 
-def load_checkpoint(
-    workdir: Path, like: sweep.Carry
-) -> tuple[sweep.Carry, float] | None:
-    """The newest checkpoint and the seconds that it took, or None.
+def read_checkpoint(workdir: Path) -> bytes:
+    """The newest checkpoint, for `resumed`; empty if there is none.
 
     Args:
       workdir: claimed.
-      like: a carry of the same sweep, for its structure.
+
+    Raises:
+      RunError: it is damaged, or cannot be read.
     """
-    folder = workdir / "checkpoints"
-    steps = _checkpoint_steps(folder)
-    if not steps:
-        return None
-    abstract = {"carry": like, "seconds": np.array(0.0)}
-    content = ocp.load(folder.resolve() / str(max(steps)), abstract)
-    content = jax.tree.map(np.asarray, content)
-    return content["carry"], float(content["seconds"])
+    found = (workdir / "checkpoints").glob(_CHECKPOINT)
+    path = max(found, key=lambda path: int(path.stem), default=None)
+    if path is None:
+        return b""
+    try:
+        content = path.read_bytes()
+        size = _DIGEST().digest_size
+        whole = _DIGEST(content[size:]).digest() == content[:size]
+        reason = "its checksum is wrong"
+    except OSError as error:
+        whole, reason = False, error.strerror
+    if not whole:
+        raise RunError(
+            f"workdir={str(workdir)!r}: its checkpoint is damaged ({reason}); allowed:"
+            f" another --workdir, or to remove {path} and start from what is before it"
+        )
+    return content[size:]
+
+
+def resumed(program: sweep.Sweep, content: bytes) -> tuple[sweep.Carry, float]:
+    """A run in the middle, and the seconds that it took.
+
+    Args:
+      program: of the same config.
+      content: from `read_checkpoint`; empty for a run that has not begun.
+    """
+    if not content:
+        return sweep.start(), 0.0
+    found = serialization.msgpack_restore(content)
+    like = sweep.outline(program, found["carry"])
+    carry = serialization.from_state_dict(like, found["carry"])
+    return sweep.deal(program, carry), found["seconds"]
 
 
 def remove_checkpoints(workdir: Path) -> None:
@@ -199,9 +233,13 @@ def staged(workdir: Path) -> Iterator[Path]:
     Yields:
       An empty folder. Each of its files replaces its namesake at once; summary.json,
       which says that the run is whole, comes last.
+
+    Raises:
+      RunError: it cannot be written; what was there is as it was.
     """
-    stage = Path(tempfile.mkdtemp(prefix=".writing-", dir=workdir))
-    try:
+    with _writing(workdir), contextlib.ExitStack() as stack:
+        stage = Path(tempfile.mkdtemp(prefix=".writing-", dir=workdir))
+        stack.callback(shutil.rmtree, stage)
         yield stage
         files = [path for path in stage.rglob("*") if path.is_file()]
         # From here until the new one is in place the directory is not whole.
@@ -210,8 +248,6 @@ def staged(workdir: Path) -> Iterator[Path]:
             target = workdir / path.relative_to(stage)
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, target)
-    finally:
-        shutil.rmtree(stage)
 
 
 def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run:
@@ -225,25 +261,30 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     Returns:
       The run as it is read back, without a summary.
     """
-    arrays = {"step": result.step, **result.curves}
-    axes = {"step": ["eval"]}
-    points = sweep.points(config)
-    of_curve = ["arm", "seed", "eval"] if points is None else _CURVE_AXES_OF_GRID
-    axes |= dict.fromkeys(result.curves, of_curve)
-    for name, array in result.attention.items():
-        arrays[f"attention_{name}"] = array
-        axes[f"attention_{name}"] = ["arm", "query", "source"][-array.ndim :]
-    np.savez_compressed(folder / "metrics.npz", **arrays)
+    kept, points = result.kept, sweep.points(config)
+    of_seed = ["arm", "seed"] if points is None else ["arm", "point", "seed"]
+    arrays = {"step": result.step, **kept.curves, "diverged_step": kept.diverged_step}
+    axes = {"step": ["eval"], "diverged_step": of_seed}
+    axes |= {name: [*of_seed, "eval"] for name in kept.curves}
     coordinates = {
         "arm": list(config.run_arms),
-        "seed": list(range(config.seeds)),
+        "seed": kept.seeds.tolist(),
         "eval": result.step.tolist(),
     }
-    if points is not None:
+    if points is None:
+        of_map = ["query", "source"]
+        arrays |= {"attention": kept.attention, "attention_allowed": result.allowed}
+        axes["attention"] = ["arm", "snapshot_seed", "snapshot_step", *of_map]
+        axes["attention_allowed"] = of_map
+        snapshots = result.step[sweep.snapshot_indices(config)]
+        coordinates["snapshot_seed"] = sorted(config.snapshot_seeds)
+        coordinates["snapshot_step"] = snapshots.tolist()
+    else:
         coordinates["point"] = [
             {"fresh": bool(fresh), "ratio": float(ratio), "scale": float(scale)}
             for fresh, ratio, scale in zip(*points, strict=True)
         ]
+    np.savez_compressed(folder / "metrics.npz", **arrays)
     _write_json(folder / "metrics.json", {"axes": axes, "coordinates": coordinates})
     write_config(folder, config)
     return load(folder)
@@ -296,6 +337,8 @@ def describe(config: ConfigDict) -> dict[str, Any]:
         "versions": {"jaxattn": jaxattn.__version__}
         | {name: metadata.version(name) for name in _PACKAGES},
         "device": {"kind": devices[0].device_kind, "count": len(devices)},
+        "processes": jax.process_count(),
+        "code": _code(),
         "git_commit": _git_commit(),
         "prng_implementation": str(jax.config.jax_default_prng_impl),
     }
@@ -337,10 +380,38 @@ def _differing(held: dict, wanted: dict, prefix: str = "") -> list[str]:
     return names
 
 
-def _checkpoint_steps(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+@contextlib.contextmanager
+def _writing(workdir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"workdir={str(workdir)!r}: cannot be written ({error.strerror or error});"
+            " allowed: to make room, and the same command goes on from what was there"
+        ) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Writes a file that is there as a whole, or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _code() -> str:
+    """A digest of this package's source."""
+    digest = _DIGEST()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _git_commit() -> str:
@@ -362,6 +433,9 @@ def _git_commit() -> str:
 
 
 def _write_json(path: Path, content: Any) -> None:
+    path.write_text(_as_json(content), encoding="utf-8")
+
+
+def _as_json(content: Any) -> str:
     # allow_nan=False: a NaN is no JSON, and no number to hand to a program.
-    text = json.dumps(content, indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

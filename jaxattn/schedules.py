@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxattn import attention, laws, losses, m_steps, streaming
@@ -547,7 +548,7 @@ def spread(rates: dict, scale: jax.Array, ratio: jax.Array) -> dict:
     factors["value_rate"] = scale * ratio
     if "value_rate" not in rates:
         factors["ridge"] = 1 / ratio
-    one = jnp.ones_like(scale)
+    one = np.ones(scale.shape, scale.dtype)
     return {name: rate * factors.get(name, one) for name, rate in rates.items()}
 
 

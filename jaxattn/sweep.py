@@ -1,21 +1,24 @@
-"""Arms x seeds x grid: each kind of arm is one compiled program, on every core.
+"""Arms x seeds x grid: each kind of arm is one compiled program, on every device.
 
+Seeds are trained in rounds, so many at a time as there are devices, cores and room; the
+next round begins when one is finished, so that memory does not grow with their number.
 Random numbers derive from one root key, folded with the seed's id and the name of a
 stream, so that a seed's numbers never depend on which other seeds or arms run.
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from jaxattn import attention, losses, schedules
+from jaxattn import attention, losses, memory, processes, schedules
 from jaxattn import config as config_lib
 from jaxattn.attention import Params
 from jaxattn.tasks import catalogue
@@ -58,29 +61,74 @@ class Points(NamedTuple):
     scale: np.ndarray  # (P,), times every learning rate
 
 
+class Plan(NamedTuple):
+    """Who trains how many seeds at once."""
+
+    devices: tuple[jax.Device, ...]  # of this process, over which a batch is sharded
+    together: int  # seeds of a batch on each
+    workers: int  # batches at the same time, a thread each
+    seed_bytes: int  # that one seed needs while it trains, by `memory.peak`
+    device_bytes: int  # that a device has; those of a CPU share it
+
+    @property
+    def batch(self) -> int:
+        """Seeds that a program is compiled for."""
+        return len(self.devices) * self.together
+
+    @property
+    def slots(self) -> int:
+        """Seeds at once in this process."""
+        return self.batch * self.workers
+
+
+class Kept(NamedTuple):
+    """What is kept of some seeds; arrays of a grid have its points behind the arm."""
+
+    seeds: np.ndarray  # (seed,) their ids, rising
+    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation), NaN if to come
+    # (arm, seed): the last step after which all weights were finite, if the next undid
+    # it; or where a metric was not finite, if that was before; -1: neither.
+    diverged_step: np.ndarray
+    # (arm, snapshot seed, snapshot, n, n), of the snapshot seeds that are among these.
+    attention: np.ndarray
+
+
+class Round(NamedTuple):
+    """Seeds that train side by side, in the middle."""
+
+    step: np.ndarray  # steps done, a scalar
+    states: dict[str, schedules.State]  # by arm; leaves lead with slot, and point
+    kept: Kept
+
+
 class Carry(NamedTuple):
     """A run in the middle: all that is needed to go on from here."""
 
-    step: np.ndarray  # steps done, a scalar
-    states: dict[str, schedules.State]  # by arm; leaves lead with seed, and point
-    curves: dict[str, np.ndarray]  # as in `Result`, NaN if to come
+    started: np.ndarray  # how many seeds were begun, a scalar
+    done: tuple[Kept, ...]
+    rounds: tuple[Round, ...]  # more than one after a resume with fewer devices
 
 
 class Result(NamedTuple):
-    """A finished run; arrays of a grid have its points behind the arm."""
+    """A finished run."""
 
     step: np.ndarray  # (evaluation,)
-    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation)
-    attention: dict[str, np.ndarray]  # "initial", "allowed" (n, n); "final" (arm, n, n)
+    kept: Kept  # of all seeds
+    allowed: np.ndarray | None  # (n, n) boolean, what snapshots could look at
 
 
 class Sweep(NamedTuple):
     """A sweep, compiled: one training program per structure of an arm."""
 
     config: ConfigDict
-    problems: Problem  # leaves lead with the seed
-    train: dict[schedules.Structure, Callable]  # (shared, states, batches) -> states
-    evaluate: Callable  # (step, params, problems) -> metrics
+    plan: Plan
+    states: dict[str, schedules.State]  # arm -> shapes of a seed's
+    shown: int  # positions of an attention map; 0 of a grid
+    begin: Callable  # ids -> problems, initial states by structure; lead with slot
+    train: dict[schedules.Structure, Callable]  # -> states, last finite step
+    evaluate: Callable  # -> metrics
+    snapshot: Callable  # params, problems -> attention maps (slot, n, n)
+    compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
@@ -102,128 +150,364 @@ def points(config: ConfigDict) -> Points | None:
     return Points(fresh, ratio.astype(np.float32), scale.astype(np.float32))
 
 
-def build(config: ConfigDict, *, workers: int) -> Sweep:
-    """Draws every seed's problem and compiles the programs.
+def plan(
+    config: ConfigDict,
+    devices: Sequence[jax.Device],
+    *,
+    together: int = 0,
+    workers: int = 1,
+    memory_share: float = 0.5,
+) -> Plan:
+    """How many seeds may run at once, from what one needs; nothing is compiled yet.
 
-    Rates, step numbers and states are arguments of the programs, so arms that differ
-    in nothing else share one.
+    On a CPU, one device, one seed in a batch and a worker for each core is best: twice
+    as fast as splitting each operation over 2 cores (measured; its cache holds one
+    seed), as fast as a device for each core, and the numbers depend on neither the
+    workers nor the other seeds, to the last bit. For several devices or larger batches
+    XLA compiles other fusions, and they agree to rounding.
 
     Args:
       config: checked, see `config.check`.
-      workers: seeds are dealt to so many threads. One per core is right on a CPU, where
-        it is twice as fast as splitting each operation over 2 cores (measured), and one
-        on an accelerator. On a CPU the numbers do not depend on it, to the last bit;
-        with seeds side by side (`vmap_seeds`) they agree to rounding.
+      devices: of this process; no more are used than there are seeds.
+      together: seeds of a batch on each device; 0: one on a CPU, and elsewhere as many
+        as there is room for.
+      workers: batches at the same time; fewer if memory or seeds are too few.
+      memory_share: of a device's memory, how much may be used.
 
     Returns:
-      Sweep.
+      Plan, with the same numbers in every process.
 
     Raises:
-      ConfigError: the task drew evidence that its own model calls impossible.
+      ConfigError: there is not enough memory.
     """
-    problem = _lower(
-        config, workers, lambda _, seed_id: draw_problem(config, seed_id), ()
-    )
-    problems = _deal(config, workers, problem.compile())(())
-    if not np.isfinite(np.max(problems.log_bayes_heldout, axis=-1)).all():
+    seed_bytes = _seed_bytes(config)
+    on_cpu = devices[0].platform == "cpu"
+    device_bytes = memory.of_device(devices[0])
+    here = -(-config.seeds // jax.process_count())
+    count = min(len(devices), here)
+    usable = int(memory_share * device_bytes) // (count if on_cpu else 1)
+    fit = usable // seed_bytes  # on each device, at once
+    if together == 0:
+        together = 1 if on_cpu else max(1, min(fit, -(-here // count)))
+    workers = min(workers, fit // together, -(-here // (count * together)))
+    numbers = processes.gather(np.array([[count, together, workers]])).min(axis=0)
+    count, together, workers = numbers.tolist()
+    if workers == 0:
         raise config_lib.ConfigError(
-            f"task.name={config.task.name!r}: drew evidence that is impossible under"
-            " its own model; allowed: task settings that give it a positive probability"
+            f"memory_share={memory_share:g}: {together} seeds of"
+            f" {seed_bytes / 2**30:.3g} GiB do not fit into {usable / 2**30:.3g} GiB;"
+            " allowed: a larger share, fewer seeds together, or a smaller task"
         )
-    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
-    lowered = [_lower_train(config, workers, arm, problems) for arm in arms.values()]
-    lowered.append(_lower_evaluate(config, workers, problems))
-    with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
-        compiled = pool.map(lambda program: program.compile(), lowered)
-        *train, evaluate = (_deal(config, workers, program) for program in compiled)
-    return Sweep(config, problems, dict(zip(arms, train, strict=True)), evaluate)
+    return Plan(tuple(devices[:count]), together, workers, seed_bytes, device_bytes)
 
 
-def start(sweep: Sweep) -> Carry:
-    """The run before its first step: everything drawn, step 0 evaluated."""
-    config = sweep.config
-    over_points = _over_points(config)
-    shape = (
-        len(config.run_arms),
-        *over_points,
-        config.seeds,
-        len(evaluation_steps(config)),
-    )
-    curves = {name: np.full(shape, np.nan, np.float32) for name in METRICS}
-    params = sweep.problems.params
-    states = {arm: _initial_state(config, arm, params) for arm in config.run_arms}
-    params = _at_every_point(config, params)
-    metrics = sweep.evaluate((np.int32(0), _fresh(config)), params, sweep.problems)
-    for row in range(len(config.run_arms)):  # every arm starts from the same weights
-        _record(curves, (row, 0), metrics)
-    return Carry(np.array(0), states, curves)
+def build(config: ConfigDict, plan: Plan) -> Sweep:
+    """Compiles the programs.
 
-
-def advance(
-    sweep: Sweep, carry: Carry, on_progress: Callable[[int], None] = lambda _: None
-) -> Carry:
-    """Trains every arm up to the next evaluation, and evaluates.
+    Rates, step numbers, ids and states are arguments of the programs, so arms that
+    differ in nothing else share one, and so do all seeds and points of a grid.
 
     Args:
-      sweep: from `build`.
-      carry: from `start`, `advance` or a checkpoint; not changed.
-      on_progress: told the number of steps, of all seeds and points, after each arm.
-
-    Returns:
-      The next Carry.
+      config: checked, see `config.check`.
+      plan: from `plan`.
     """
-    config = sweep.config
-    steps = evaluation_steps(config)
-    index = int(np.searchsorted(steps, carry.step, side="right"))
-    begin, end = np.int32(carry.step), np.int32(steps[index])
-    curves = {name: curve.copy() for name, curve in carry.curves.items()}
+    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
+    begin = functools.partial(_begin, config)
+    ids = jax.ShapeDtypeStruct((), np.uint32)
+    problem, states = jax.eval_shape(begin, (), ids)
+    states = {s: _at_every_point(config, state) for s, state in states.items()}
+    lowered = [_lower(plan, begin, (), ids)]
+    for structure, arm in arms.items():
+        shared = _rates(config, arm), _fresh(config), np.int32(0), np.int32(0)
+        one = functools.partial(_train_points, config, structure)
+        lowered.append(_lower(plan, one, shared, ids, states[structure], problem.train))
+    params = _at_every_point(config, problem.params)
+    lowered += [
+        _lower(
+            plan,
+            functools.partial(_evaluate_points, config),
+            (np.int32(0), _fresh(config)),
+            *(ids, params, problem),
+        ),
+        _lower(
+            plan,
+            functools.partial(_attention_map, config),
+            (),
+            *(ids, problem.params, problem.heldout.inputs),
+        ),
+    ]
+    with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
+        compiled = tuple(pool.map(lambda program: program.compile(), lowered))
+    first, *train, evaluate, snapshot = (_spread(plan, program) for program in compiled)
+    in_grid = points(config) is not None
+    shown = 0 if in_grid else lowered[-1].out_info.shape[-1]
+    return Sweep(
+        config,
+        plan,
+        {arm: states[_structure(config, arm)] for arm in config.run_arms},
+        shown,
+        # A round is drawn once, though every stretch of it asks.
+        functools.lru_cache(1)(lambda ids: first((), np.array(ids, np.uint32))),
+        dict(zip(arms, train, strict=True)),
+        evaluate,
+        snapshot,
+        compiled,
+    )
 
-    states = {}
-    for row, arm in enumerate(config.run_arms):
-        states[arm] = sweep.train[_structure(config, arm)](
-            (_rates(config, arm), _fresh(config), begin, end),
-            carry.states[arm],
-            sweep.problems.train,
-        )
-        metrics = sweep.evaluate(
-            (end, _fresh(config)), states[arm].params, sweep.problems
-        )
-        _record(curves, (row, index), metrics)
-        on_progress(int(end - begin) * cells(config))
-    return Carry(np.array(int(end)), states, curves)
+
+def start() -> Carry:
+    """The run before its first round."""
+    return Carry(np.array(0), (), ())
+
+
+def outline(sweep: Sweep, carry: dict) -> Carry:
+    """Gives a carry that was taken apart into dicts its shape, but not its content.
+
+    Args:
+      sweep: compiled.
+      carry: from `flax.serialization.to_state_dict`.
+    """
+    kept = _nothing_kept(sweep, np.arange(0))
+    round_ = Round(np.array(0), sweep.states, kept)
+    done, rounds = (len(carry[name]) for name in ("done", "rounds"))
+    return Carry(np.array(0), (kept,) * done, (round_,) * rounds)
+
+
+def is_done(config: ConfigDict, carry: Carry) -> bool:
+    """Whether every seed has had every step."""
+    return carry.started == config.seeds and not carry.rounds
+
+
+def steps_done(config: ConfigDict, carry: Carry) -> int:
+    """Steps of all seeds, arms and points so far, of `cells` times the steps."""
+    per_seed = [(kept, config.steps) for kept in carry.done]
+    per_seed += [(round_.kept, int(round_.step)) for round_ in carry.rounds]
+    seed_steps = sum(len(kept.seeds) * steps for kept, steps in per_seed)
+    return seed_steps * cells(config) // config.seeds
 
 
 def cells(config: ConfigDict) -> int:
-    """How many runs an arm is: seeds, times the points of a grid."""
-    return math.prod((config.seeds, *_over_points(config)))
+    """How many runs a run is: arms times seeds, times the points of a grid."""
+    return math.prod((len(config.run_arms), config.seeds, *_over_points(config)))
+
+
+def advance(sweep: Sweep, carry: Carry) -> Carry:
+    """Draws and evaluates a round, or trains it up to its next evaluation.
+
+    Args:
+      sweep: from `build`.
+      carry: from `start`, `advance` or `deal`; not changed. Of several processes, each
+        gives its own.
+
+    Returns:
+      The next Carry.
+
+    Raises:
+      ConfigError: the task drew evidence that its own model calls impossible.
+      ProcessLostError: another process is gone.
+    """
+    if not carry.rounds:
+        return _begin_round(sweep, carry)
+    round_, *others = carry.rounds
+    round_ = _train_round(sweep, round_)
+    if round_.step < sweep.config.steps:
+        return carry._replace(rounds=(round_, *others))
+    return carry._replace(done=(*carry.done, round_.kept), rounds=tuple(others))
 
 
 def finish(sweep: Sweep, carry: Carry) -> Result:
     """What is kept of a finished run; attention maps only without a grid."""
     config = sweep.config
-    if points(config) is not None:
-        return Result(evaluation_steps(config), carry.curves, {})
-    inputs = sweep.problems.heldout.inputs[config.snapshot_seed]
-    length = min(config.snapshot_length, len(inputs))
-    if catalogue.TASKS[config.task.name].causal:
-        inputs = inputs[:length]  # later positions are not looked at
-    mask = head_mask(config, len(inputs))
+    allowed = None
+    if points(config) is None:
+        mask = head_mask(config, sweep.shown)
+        allowed = np.ones((sweep.shown,) * 2, bool) if mask is None else mask
+    return Result(evaluation_steps(config), _join(config, carry.done), allowed)
 
-    @jax.jit
-    def attention_map(params: Params) -> jax.Array:
-        one = jax.tree.map(lambda leaf: leaf[config.snapshot_seed], params)
-        return attention.forward(one, inputs, mask).weight[:length, :length]
 
-    finals = [attention_map(carry.states[arm].params) for arm in config.run_arms]
-    return Result(
-        step=evaluation_steps(config),
-        curves=carry.curves,
-        attention={
-            "initial": np.asarray(attention_map(sweep.problems.params)),
-            "final": np.stack(finals),
-            "allowed": np.ones((length, length), bool) if mask is None else mask,
-        },
+def collect(sweep: Sweep, carry: Carry) -> Carry:
+    """A carry that no longer depends on who trains what: with all processes' states."""
+    config = sweep.config
+    rounds = []
+    for round_ in carry.rounds:
+        seeds = slice(len(round_.kept.seeds))
+        states = processes.gather(round_.states)
+        states = jax.tree.map(lambda leaf, s=seeds: leaf[s], states)
+        rounds.append(round_._replace(states=states))
+    done = (_join(config, carry.done),) if carry.done else ()
+    return Carry(carry.started, done, tuple(rounds))
+
+
+def deal(sweep: Sweep, carry: Carry) -> Carry:
+    """The inverse of `collect`, also for other devices and processes than before."""
+    size = sweep.plan.slots * jax.process_count()
+    rounds = []
+    for whole in carry.rounds:
+        for first in range(0, len(whole.kept.seeds), size):
+            seeds = np.arange(first, min(first + size, len(whole.kept.seeds)))
+            slots = _slots(sweep.plan, seeds)
+            states = jax.tree.map(lambda leaf, s=slots: leaf[s], whole.states)
+            kept = _pick(sweep.config, whole.kept, seeds)
+            rounds.append(Round(whole.step, states, kept))
+    return carry._replace(rounds=tuple(rounds))
+
+
+# --- a round of seeds
+
+
+def _begin_round(sweep: Sweep, carry: Carry) -> Carry:
+    config = sweep.config
+    size = sweep.plan.slots * jax.process_count()
+    seeds = np.arange(carry.started, min(carry.started + size, config.seeds))
+    problems, states = sweep.begin(tuple(_slots(sweep.plan, seeds)))
+    likely = np.isfinite(np.max(problems.log_bayes_heldout, axis=-1)).all()
+    if any(processes.any_of(not likely)):
+        raise config_lib.ConfigError(
+            f"task.name={config.task.name!r}: drew evidence that is impossible under"
+            " its own model; allowed: task settings that give it a positive probability"
+        )
+    states = {
+        arm: _at_every_point(config, states[_structure(config, arm)], axis=1)
+        for arm in config.run_arms
+    }
+    kept = _nothing_kept(sweep, seeds)
+    round_ = Round(np.array(0), states, kept)
+    return Carry(
+        np.array(seeds[-1] + 1),
+        carry.done,
+        (*carry.rounds, _record(sweep, round_, problems, index=0, diverged=None)),
     )
+
+
+def _train_round(sweep: Sweep, round_: Round) -> Round:
+    config = sweep.config
+    steps = evaluation_steps(config)
+    index = int(np.searchsorted(steps, round_.step, side="right"))
+    begin, end = np.int32(round_.step), np.int32(steps[index])
+    ids = _slots(sweep.plan, round_.kept.seeds)
+    problems, _ = sweep.begin(tuple(ids))
+    states, diverged = {}, {}
+    for arm in config.run_arms:
+        trained = sweep.train[_structure(config, arm)](
+            (_rates(config, arm), _fresh(config), begin, end),
+            *(ids, round_.states[arm], problems.train),
+        )
+        states[arm], diverged[arm] = trained
+    round_ = Round(np.array(int(end)), states, round_.kept)
+    return _record(sweep, round_, problems, index, diverged)
+
+
+def _record(
+    sweep: Sweep,
+    round_: Round,
+    problems: Problem,
+    index: int,
+    diverged: dict[str, np.ndarray] | None,
+) -> Round:
+    """Evaluates a round and keeps what is found.
+
+    Args:
+      sweep: compiled.
+      round_: its states are the ones to evaluate.
+      problems: of the round.
+      index: of the evaluation.
+      diverged: arm -> (slot, point) steps before weights were not finite, or -1.
+    """
+    config = sweep.config
+    ids = _slots(sweep.plan, round_.kept.seeds)
+    count = len(round_.kept.seeds)
+    shared = np.int32(round_.step), _fresh(config)
+    found = []
+    for arm in config.run_arms:
+        if index > 0 or not found:  # every arm starts from the same weights
+            params = round_.states[arm].params
+            metrics = sweep.evaluate(shared, ids, params, problems)
+            found.append(np.stack([metrics[name] for name in METRICS], axis=1))
+    values = np.stack(found, axis=1)  # (slot, arm, metric, point)
+    values = np.moveaxis(processes.gather(values)[:count], 0, -1)  # seeds last
+    curves = {name: curve.copy() for name, curve in round_.kept.curves.items()}
+    for which, name in enumerate(METRICS):
+        curves[name][..., index] = values[:, which]
+
+    since = round_.kept.diverged_step
+    if diverged is not None:
+        new = processes.gather(np.stack(list(diverged.values()), axis=1))[:count]
+        new = np.moveaxis(new, 0, -1)
+        since = np.where(since < 0, new, since)
+    finite = np.isfinite(values).all(axis=1)
+    since = np.where((since < 0) & ~finite, np.int32(round_.step), since)
+
+    maps = round_.kept.attention
+    if index in snapshot_indices(config) and maps.shape[1]:
+        which = _pictured(config, round_.kept.seeds)
+        inputs = problems.heldout.inputs
+        maps = maps.copy()
+        for row, arm in enumerate(config.run_arms):
+            drawn = sweep.snapshot((), ids, round_.states[arm].params, inputs)
+            drawn = processes.gather(drawn)[:count][which]
+            maps[row, :, snapshot_indices(config).index(index)] = drawn
+    kept = Kept(round_.kept.seeds, curves, since.astype(np.int32), maps)
+    return round_._replace(kept=kept)
+
+
+def snapshot_indices(config: ConfigDict) -> list[int]:
+    """Evaluations at which attention maps are kept; none of a grid."""
+    if "grid" in config:
+        return []
+    steps = [config.steps if s == -1 else s for s in config.snapshot_steps]
+    return np.searchsorted(evaluation_steps(config), sorted(set(steps))).tolist()
+
+
+def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
+    config = sweep.config
+    of_seed = (len(config.run_arms), *_over_points(config), len(seeds))
+    curve = (*of_seed, len(evaluation_steps(config)))
+    pictured = int(_pictured(config, seeds).sum()), len(snapshot_indices(config))
+    maps = (len(config.run_arms), *pictured, sweep.shown, sweep.shown)
+    return Kept(
+        seeds,
+        {name: np.full(curve, np.nan, np.float32) for name in METRICS},
+        np.full(of_seed, -1, np.int32),
+        np.full(maps, np.nan, np.float32),
+    )
+
+
+def _pictured(config: ConfigDict, seeds: np.ndarray) -> np.ndarray:
+    """Which of the seeds attention maps are kept of; none of a grid."""
+    return np.isin(seeds, config.get("snapshot_seeds", ()))
+
+
+def _join(config: ConfigDict, parts: Sequence[Kept]) -> Kept:
+    """Several as one, by rising ids."""
+    seeds = np.concatenate([part.seeds for part in parts])
+    joined = Kept(
+        seeds,
+        {
+            name: np.concatenate([part.curves[name] for part in parts], axis=-2)
+            for name in METRICS
+        },
+        np.concatenate([part.diverged_step for part in parts], axis=-1),
+        np.concatenate([part.attention for part in parts], axis=1),
+    )
+    return _pick(config, joined, np.argsort(seeds))
+
+
+def _pick(config: ConfigDict, kept: Kept, which: np.ndarray) -> Kept:
+    """Some of the seeds, by their places."""
+    pictured = _pictured(config, kept.seeds)
+    place = np.cumsum(pictured) - 1  # of a pictured seed among its likes
+    return Kept(
+        kept.seeds[which],
+        {name: curve[..., which, :] for name, curve in kept.curves.items()},
+        kept.diverged_step[..., which],
+        kept.attention[:, place[which][pictured[which]]],
+    )
+
+
+def _slots(plan: Plan, seeds: np.ndarray) -> np.ndarray:
+    """Who sits in this process's slots; where no seed is left, the last one again."""
+    mine = jax.process_index() * plan.slots + np.arange(plan.slots)
+    return seeds[np.minimum(mine, len(seeds) - 1)].astype(np.uint32)
 
 
 # --- one seed
@@ -248,6 +532,75 @@ def draw_problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
     )
 
 
+def _begin(
+    config: ConfigDict, shared: tuple, seed_id: jax.Array
+) -> tuple[Problem, dict[schedules.Structure, schedules.State]]:
+    del shared
+    problem = draw_problem(config, seed_id)
+    # Whatever its rates, a schedule starts the same.
+    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
+    return problem, {
+        structure: _schedule(
+            config, structure, config_lib.rates(config.arms[arm])
+        ).init(problem.params)
+        for structure, arm in arms.items()
+    }
+
+
+def _train_points(
+    config: ConfigDict,
+    structure: schedules.Structure,
+    shared: tuple,
+    seed_id: jax.Array,
+    state: schedules.State,
+    batch: Batch,
+) -> tuple[schedules.State, jax.Array]:
+    rates, fresh, begin, end = shared
+
+    def at_point(fresh, rates, state):
+        schedule = _schedule(config, structure, rates)
+        return _train(config, schedule, fresh, begin, end, seed_id, state, batch)
+
+    return _map_points(config, at_point, fresh, rates, state)
+
+
+def _evaluate_points(
+    config: ConfigDict,
+    shared: tuple,
+    seed_id: jax.Array,
+    params: Params,
+    problem: Problem,
+) -> dict[str, jax.Array]:
+    step, fresh = shared
+
+    def at_point(fresh, params):
+        return _evaluate(config, step, fresh, seed_id, params, problem)
+
+    return _map_points(config, at_point, fresh, params)
+
+
+def _map_points(config: ConfigDict, function: Callable, fresh, *own):
+    """function(fresh, *own) at each point of the grid, or where there is none."""
+    if fresh is None:
+        return function(config.fresh, *own)
+    return jax.lax.map(lambda point: function(*point), (fresh, *own))
+
+
+def _attention_map(
+    config: ConfigDict,
+    shared: tuple,
+    seed_id: jax.Array,
+    params: Params,
+    inputs: jax.Array,
+) -> jax.Array:
+    del shared, seed_id
+    length = min(config.get("snapshot_length", 1), len(inputs))
+    if catalogue.TASKS[config.task.name].causal:
+        inputs = inputs[:length]  # later positions are not looked at
+    mask = head_mask(config, len(inputs))
+    return attention.forward(params, inputs, mask).weight[:length, :length]
+
+
 def _train(
     config: ConfigDict,
     schedule: schedules.Schedule,
@@ -257,14 +610,19 @@ def _train(
     seed_id: jax.Array,
     state: schedules.State,
     train: Batch,
-) -> schedules.State:
+) -> tuple[schedules.State, jax.Array]:
+    """The state at the end, and the last step before its weights were not finite."""
     key = stream(_seed_key(config, seed_id), "dropout")
 
-    def step(index: jax.Array, state: schedules.State) -> schedules.State:
+    def step(index: jax.Array, so_far: tuple) -> tuple:
+        state, since = so_far
         batch = _only_if(fresh, lambda: draw_batch(config, seed_id, index), train)
-        return schedule.step(state, batch, jax.random.fold_in(key, index))[0]
+        state, _ = schedule.step(state, batch, jax.random.fold_in(key, index))
+        finite = jax.tree.map(lambda w: jnp.isfinite(w).all(), state.params)
+        lost = ~jnp.stack(jax.tree.leaves(finite)).all()
+        return state, jnp.where((since < 0) & lost, index, since)
 
-    return jax.lax.fori_loop(begin, end, step, state)
+    return jax.lax.fori_loop(begin, end, step, (state, jnp.int32(-1)))
 
 
 def _evaluate(
@@ -374,12 +732,17 @@ def _over_points(config: ConfigDict) -> tuple[int, ...]:
     return () if grid is None else grid.scale.shape
 
 
-def _at_every_point(config: ConfigDict, tree):
-    """Leaves that lead with the seed: given the points, if any, behind it."""
+def _at_every_point(config: ConfigDict, tree, axis: int = 0):
+    """Leaves of arrays or shapes, with the points of a grid, if any, at an axis."""
     for count in _over_points(config):
-        tree = jax.tree.map(
-            lambda leaf, n=count: np.repeat(np.asarray(leaf)[:, None], n, axis=1), tree
-        )
+
+        def repeated(leaf, n=count):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                shape = (*leaf.shape[:axis], n, *leaf.shape[axis:])
+                return jax.ShapeDtypeStruct(shape, leaf.dtype)
+            return np.repeat(np.expand_dims(leaf, axis), n, axis=axis)
+
+        tree = jax.tree.map(repeated, tree)
     return tree
 
 
@@ -392,139 +755,84 @@ def _schedule(
     return schedules.build(structure, rates, gradient, mix)
 
 
-def _initial_state(config: ConfigDict, arm: str, params: Params) -> schedules.State:
-    schedule = _schedule(config, _structure(config, arm), _rates(config, arm))
-    return _at_every_point(config, jax.vmap(schedule.init)(params))
-
-
-def _record(curves: dict, where: tuple[int, int], metrics: dict) -> None:
-    for name, values in metrics.items():
-        row, index = where
-        curves[name][row, ..., index] = values.T  # a grid's points come first
-
-
 # --- where seeds run
 
 
-def _hand(config: ConfigDict, workers: int) -> int:
-    """Room for the seeds dealt to one worker.
+def _seed_bytes(config: ConfigDict) -> int:
+    """What a seed needs at most: problem and states, and what a program works on."""
+    arms = {_structure(config, arm): arm for arm in config.run_arms}
+    ids, steps = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
+    begin = functools.partial(_begin, config)
+    problem, states = jax.eval_shape(begin, (), ids)
+    states = {s: _at_every_point(config, state) for s, state in states.items()}
+    traced = [jax.make_jaxpr(begin)((), ids)]
+    for structure, arm in arms.items():
+        shared = _rates(config, arm), _fresh(config), steps, steps
+        train = functools.partial(_train_points, config, structure)
+        own = ids, states[structure], problem.train
+        traced.append(jax.make_jaxpr(train)(shared, *own))
+    evaluate = functools.partial(_evaluate_points, config)
+    own = ids, _at_every_point(config, problem.params), problem
+    traced.append(jax.make_jaxpr(evaluate)((steps, _fresh(config)), *own))
+    held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
+    return sum(map(memory.size, held)) + max(map(memory.peak, traced))
 
-    At least 2: XLA simplifies arrays of one, and other fusions would be other bits.
-    """
-    return max(2, -(-config.seeds // workers))
 
+def _lower(plan: Plan, function: Callable, shared, *own) -> jax.stages.Lowered:
+    """Lowers function(shared, *of one seed) for a batch, sharded over the devices.
 
-def _lower(
-    config: ConfigDict, workers: int, function: Callable, shared, *own
-) -> jax.stages.Lowered:
-    """Lowers function(shared, seed_id, *of one seed), over one hand of seeds.
-
-    One seed after another keeps the working set in cache, which on CPU is about twice
-    as fast as all at once.
+    With one seed on a device nothing is batched: XLA fuses batches of other sizes in
+    other ways, which would be other bits.
 
     Args:
-      config: how many seeds, and how many of them to run side by side.
-      workers: among whom they are dealt.
-      function: of what all seeds share, a seed's id, and what is the seed's own.
+      plan: which devices, and how many seeds of a batch on each.
+      function: of what all seeds share, and what is one's own.
       shared: an example of what is shared.
-      own: examples of what is the seed's own, leading with the seed.
+      own: examples of what is one seed's.
 
     Returns:
-      Lowered (shared, number of seeds in the hand, ids, *own) -> results.
+      Lowered (shared, *own leading with the seed of a batch) -> results alike.
     """
-    width = config.vmap_seeds
-    if width == 0:
-        width = 1 if jax.default_backend() == "cpu" else config.seeds
-    size = _hand(config, workers)
 
-    def side_by_side(shared, count, *own):
-        del count  # all of them, padding too
-        return jax.lax.map(lambda one: function(shared, *one), own, batch_size=width)
+    def on_device(shared, *own):
+        if plan.together > 1:
+            return jax.vmap(functools.partial(function, shared))(*own)
+        result = function(shared, *jax.tree.map(lambda leaf: leaf[0], own))
+        return jax.tree.map(lambda leaf: leaf[None], result)
 
-    def one_by_one(shared, count, *own):
-        def one(index):
-            return function(shared, *jax.tree.map(lambda leaf: leaf[index], own))
-
-        room = jax.tree.map(
-            lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype),
-            jax.eval_shape(one, 0),
-        )
-        return jax.lax.fori_loop(
-            0,
-            count,
-            lambda index, results: jax.tree.map(
-                lambda all_, new: all_.at[index].set(new), results, one(index)
-            ),
-            room,
-        )
-
-    examples = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), own
+    dealt, all_of_it = PartitionSpec("seed"), PartitionSpec()
+    mesh = Mesh(np.array(plan.devices), ("seed",))
+    specs = (all_of_it, *(dealt for _ in own))
+    program = jax.jit(
+        jax.shard_map(
+            on_device, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False
+        ),
+        in_shardings=tuple(NamedSharding(mesh, spec) for spec in specs),
+        out_shardings=NamedSharding(mesh, dealt),
     )
-    ids = jax.ShapeDtypeStruct((size,), np.uint32)
-    program = jax.jit(side_by_side if width > 1 else one_by_one)
-    return program.lower(shared, np.int32(0), ids, *examples)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((plan.batch, *leaf.shape), leaf.dtype), own
+    )
+    return program.lower(shared, *batch)
 
 
-def _deal(config: ConfigDict, workers: int, compiled: Callable) -> Callable:
-    """Makes a function over all seeds from one compiled over a hand of them."""
-    size = _hand(config, workers)
-    hands = [range(start, start + size) for start in range(0, config.seeds, size)]
+def _spread(plan: Plan, compiled: Callable) -> Callable:
+    """Makes (shared, ids, *own) over all slots from a program over a batch of them."""
 
-    def play(hand, shared, own):
-        # Room that no seed fills is given the last one's things.
-        ids = np.minimum(np.array(hand, np.uint32), config.seeds - 1)
-        count = np.int32(min(size, config.seeds - hand[0]))
-        mine = jax.tree.map(lambda leaf: leaf[ids], own)
-        results = compiled(shared, count, ids, *mine)
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:count], results)
+    def one_batch(first: int, shared, own):
+        of_batch = slice(first, first + plan.batch)
+        results = compiled(shared, *jax.tree.map(lambda leaf: leaf[of_batch], own))
+        return jax.tree.map(np.asarray, results)
 
-    def over_all(shared, *own):
-        own = jax.tree.map(np.asarray, own)
-        with ThreadPoolExecutor(len(hands)) as pool:
-            played = list(pool.map(lambda hand: play(hand, shared, own), hands))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *played)
+    def over_slots(shared, ids, *own):
+        firsts = range(0, plan.slots, plan.batch)
+        batches = {tuple(ids[f : f + plan.batch].tolist()): f for f in reversed(firsts)}
+        with ThreadPoolExecutor(plan.workers) as pool:  # slots alike are done once
+            done = pool.map(
+                lambda f: one_batch(f, shared, (ids, *own)), batches.values()
+            )
+        done = dict(zip(batches, done, strict=True))
+        parts = [done[tuple(ids[f : f + plan.batch].tolist())] for f in firsts]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
-    return over_all
-
-
-def _lower_train(
-    config: ConfigDict, workers: int, arm: str, problems: Problem
-) -> jax.stages.Lowered:
-    structure = _structure(config, arm)
-
-    def one(shared, seed_id, state, batch):
-        rates, fresh, begin, end = shared
-
-        def at_point(fresh, rates, state):
-            schedule = _schedule(config, structure, rates)
-            return _train(config, schedule, fresh, begin, end, seed_id, state, batch)
-
-        return _map_points(config, at_point, fresh, rates, state)
-
-    states = _initial_state(config, arm, problems.params)
-    shared = _rates(config, arm), _fresh(config), np.int32(0), np.int32(0)
-    return _lower(config, workers, one, shared, states, problems.train)
-
-
-def _lower_evaluate(
-    config: ConfigDict, workers: int, problems: Problem
-) -> jax.stages.Lowered:
-    def one(shared, seed_id, params, problem):
-        step, fresh = shared
-
-        def at_point(fresh, params):
-            return _evaluate(config, step, fresh, seed_id, params, problem)
-
-        return _map_points(config, at_point, fresh, params)
-
-    params = _at_every_point(config, problems.params)
-    shared = np.int32(0), _fresh(config)
-    return _lower(config, workers, one, shared, params, problems)
-
-
-def _map_points(config: ConfigDict, function: Callable, fresh, *own):
-    """function(fresh, *own) at each point of the grid, or where there is none."""
-    if fresh is None:
-        return function(config.fresh, *own)
-    return jax.lax.map(lambda point: function(*point), (fresh, *own))
+    return over_slots

@@ -14,6 +14,7 @@ from jaxattn.tasks.base import Batch
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_num_cpu_devices", 4)  # for meshes; all else is on one
 
 # The same examples every time, and no limit on a compiling machine's time. To look for
 # new ones: pytest --hypothesis-profile=search.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import attention
+from jaxattn import attention, sweep
 
 
 def random_problem(
@@ -67,3 +67,13 @@ def random_direction(seed, tree):
     """A pytree of independent N(0, 1)."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), tree)
+
+
+def result_of(config, curves, maps=None):
+    """A finished run of made-up curves, by metric, and attention maps."""
+    steps = sweep.evaluation_steps(config)
+    finite = np.all([np.isfinite(curve) for curve in curves.values()], axis=0)
+    since = np.where(finite.all(axis=-1), -1, steps[np.argmin(finite, axis=-1)])
+    maps = np.zeros((len(config.run_arms), 0, 0, 0, 0)) if maps is None else maps
+    kept = sweep.Kept(np.arange(config.seeds), curves, since, maps)
+    return sweep.Result(steps, kept, np.tri(maps.shape[-1], dtype=bool))

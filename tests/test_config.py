@@ -106,7 +106,21 @@ def test_whole_numbers_must_be_whole(text):
             "nobody",
             f"one of {ARMS}",
         ),
-        ("snapshot_seed", 8, "a whole number from 0 to 7"),
+        (
+            "snapshot_seeds",
+            (-1,),
+            "whole numbers from 0, separated by commas, none twice",
+        ),
+        (
+            "snapshot_steps",
+            (-1, -1),
+            "whole numbers from -1, separated by commas, none twice",
+        ),
+        (
+            "snapshot_steps",
+            (0, 30),
+            "multiples of eval_every=20 up to steps=1000, that, or -1 for it",
+        ),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(field, value, allowed):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from problems import result_of
 
 from jaxattn import config as config_lib
 from jaxattn import phase, phase_figures, runs, sweep
@@ -61,7 +62,7 @@ def curves_of(config):
 def run(tmp_path_factory):
     config = a_config()
     folder = tmp_path_factory.mktemp("rates")
-    result = sweep.Result(sweep.evaluation_steps(config), curves_of(config), {})
+    result = result_of(config, curves_of(config))
     run = runs.write_metrics(folder, config, result)
     summary = phase.summarise(run, {"compile": 1.0, "run": 2.0})
     runs.write_summary(folder, summary)
@@ -210,7 +211,7 @@ def test_a_wrong_grid_is_named(field, value, allowed):
         config_lib.check(config)
 
 
-@pytest.mark.parametrize("field", ["fresh", "baseline", "snapshot_seed"])
+@pytest.mark.parametrize("field", ["fresh", "baseline", "snapshot_seeds"])
 def test_fields_that_a_grid_does_not_use_are_refused(field):
     config = a_config()
     config[field] = True
@@ -232,7 +233,7 @@ def test_names_that_the_report_needs_are_refused():
 
 def test_a_grid_without_sgd_says_so(tmp_path):
     config = a_config(**{"grid.ratio": (0.1, 10.0)})
-    result = sweep.Result(sweep.evaluation_steps(config), curves_of(config), {})
+    result = result_of(config, curves_of(config))
     run = runs.write_metrics(tmp_path, config, result)
     summary = phase.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["comparisons"] == []

@@ -1,12 +1,16 @@
 """The run directory, and what is read, tabled and drawn from it."""
 
+import errno
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from problems import result_of
 
 from jaxattn import config as config_lib
 from jaxattn import figures, report, runs, stats, sweep
@@ -24,7 +28,7 @@ def config():
 
 
 @pytest.fixture
-def result():
+def result(config):
     """Made-up numbers: em twice as fast as sgd, adam over-fits, its seed 3 diverges."""
     rng = np.random.default_rng(0)
     start = 2.1 + 0.01 * rng.random(SEEDS)
@@ -40,15 +44,8 @@ def result():
     }
     for curve in curves.values():
         curve[2, 3, 2] = np.nan  # though at 50 steps it was below sgd's last
-    return sweep.Result(
-        step=np.array([0, 50, 100]),
-        curves=curves,
-        attention={
-            "initial": np.tri(6) / np.arange(1, 7)[:, None],
-            "final": np.stack([np.eye(6)] * 3),
-            "allowed": np.tri(6, dtype=bool),
-        },
-    )
+    maps = np.stack([np.tri(6) / np.arange(1, 7)[:, None], np.eye(6)])
+    return result_of(config, curves, np.stack([maps[None]] * 3))
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def run(tmp_path, config, result):
 
 def test_metrics_are_read_back_with_their_axes(run, result):
     for name in sweep.METRICS:
-        np.testing.assert_array_equal(run.metrics[name], result.curves[name])
+        np.testing.assert_array_equal(run.metrics[name], result.kept.curves[name])
         assert run.axes["axes"][name] == ["arm", "seed", "eval"]
     for name, array in run.metrics.items():
         assert array.ndim == len(run.axes["axes"][name])
@@ -67,6 +64,8 @@ def test_metrics_are_read_back_with_their_axes(run, result):
         "arm": list(ARMS),
         "seed": list(range(SEEDS)),
         "eval": [0, 50, 100],
+        "snapshot_seed": [0],
+        "snapshot_step": [0, 100],
     }
     assert runs.load(run.path).summary is None
 
@@ -100,7 +99,7 @@ def test_summary_has_what_the_contract_names(run):
 
 
 def test_summary_estimates_over_seeds(run, result):
-    expected = stats.estimate(result.curves["train_loss"][1, :, -1])
+    expected = stats.estimate(result.kept.curves["train_loss"][1, :, -1])
     assert run.summary["arms"]["em"]["train_loss"] == expected._asdict()
 
 
@@ -109,12 +108,13 @@ def test_diverged_seeds_are_counted_and_left_out(run):
     assert adam["diverged"] == 1
     assert adam["train_loss"]["n"] == SEEDS - 1
     assert run.summary["arms"]["sgd"]["diverged"] == 0
-    assert "diverged in 1 of 8 seeds" in adam["flags"]
+    assert adam["first_diverged_step"] == 100
+    assert run.summary["arms"]["sgd"]["first_diverged_step"] is None
 
 
 def test_flags(run):
     assert run.summary["arms"]["adam"]["flags"] == [
-        "diverged in 1 of 8 seeds",
+        "diverged in 1 of 8 seeds, the first at step 100",
         "train loss below the Bayes floor in 7 of 8 seeds",
         "held-out loss above chance in 7 of 8 seeds",
     ]
@@ -146,10 +146,11 @@ def test_comparisons(run):
 def test_an_arm_is_as_fast_as_its_copy(tmp_path, config, result):
     """Also where the curve comes down early and then goes up, or just wobbles."""
     rng = np.random.default_rng(0)
-    for values in result.curves.values():
+    for values in result.kept.curves.values():
         curve = rng.random((SEEDS, 3)) + np.array([1.0, 0.0, 0.0])
         curve[:4, 2] = curve[:4, 1] + 0.5
         values[:] = curve
+    result = result_of(config, result.kept.curves)  # none diverges
     run = runs.write_metrics(tmp_path, config, result)
     for entry in report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]:
         for name in ("speedup", "heldout_speedup"):
@@ -157,7 +158,7 @@ def test_an_arm_is_as_fast_as_its_copy(tmp_path, config, result):
 
 
 def test_no_speedup_over_a_baseline_that_did_not_learn(tmp_path, config, result):
-    result.curves["heldout_kl"][0, :, 2] = 5.0
+    result.kept.curves["heldout_kl"][0, :, 2] = 5.0
     run = runs.write_metrics(tmp_path, config, result)
     em, _ = report.summarise(run, {"compile": 1.0, "run": 2.0})["comparisons"]
     assert em["heldout_speedup"]["median"] is None
@@ -194,9 +195,8 @@ def test_report_fits_a_terminal_and_says_it_all(run):
 
 def test_one_seed_has_no_interval(tmp_path, config, result):
     config.seeds = 1
-    result = result._replace(
-        curves={name: curve[:, :1] for name, curve in result.curves.items()},
-    )
+    kept = sweep._pick(config, result.kept, np.array([0]))
+    result = result._replace(kept=kept)
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["arms"]["sgd"]["train_loss"]["ci95"] is None
@@ -220,9 +220,10 @@ def test_figures_are_written(run):
 
 
 def test_figures_when_every_seed_diverged(tmp_path, config, result):
-    for name, curve in result.curves.items():
+    for name, curve in result.kept.curves.items():
         if not name.endswith("bayes_nll"):
             curve[:] = np.nan
+    result = result_of(config, result.kept.curves, result.kept.attention)
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["arms"]["adam"]["train_loss"]["mean"] is None
@@ -363,22 +364,52 @@ def test_load_refuses_what_is_not_a_run(tmp_path):
         runs.load(tmp_path)
 
 
-def test_checkpoint_comes_back_as_it_was(tmp_path, config):
-    config.run_arms = ("em",)
-    program = sweep.build(config, workers=2)
-    start = sweep.start(program)
-    assert runs.load_checkpoint(tmp_path, start) is None
-    carry = sweep.advance(program, start)
-    for saved in (start, carry, carry):
-        runs.save_checkpoint(tmp_path, config, saved, 12.5)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["50", "config.json"]
-    restored, seconds = runs.load_checkpoint(tmp_path, start)
+@pytest.fixture(scope="module")
+def program():
+    config = config_lib.load(f"{CONFIG}:smoke")
+    config.update({"seeds": 3, "run_arms": ("em",)})
+    plan = sweep.plan(config, jax.devices()[:1], workers=2)
+    return sweep.build(config, plan)
+
+
+def checkpoints(workdir):
+    return sorted(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+def save(workdir, program, carry, seconds=12.5):
+    whole = sweep.collect(program, carry)
+    runs.save_checkpoint(workdir, program.config, whole, seconds)
+
+
+def test_checkpoint_comes_back_as_it_was(tmp_path, program):
+    assert runs.read_checkpoint(tmp_path) == b""
+    assert runs.resumed(program, b"") == (sweep.start(), 0.0)
+    carry = sweep.start()
+    for _ in range(3):
+        carry = sweep.advance(program, carry)
+        save(tmp_path, program, carry)
+    save(tmp_path, program, carry)
+    assert checkpoints(tmp_path) == ["20.msgpack", "config.json"]  # 2 seeds, 10 steps
+    restored, seconds = runs.resumed(program, runs.read_checkpoint(tmp_path))
     assert seconds == 12.5
-    assert int(restored.step) == 50
-    expected, actual = (sweep.advance(program, c) for c in (carry, restored))
-    for name in sweep.METRICS:
-        np.testing.assert_array_equal(actual.curves[name], expected.curves[name])
+    jax.tree.map(np.testing.assert_array_equal, restored, carry)
+    assert jax.tree.structure(restored) == jax.tree.structure(carry)
+
+
+def test_checkpoint_of_a_run_with_finished_seeds(tmp_path, program):
+    carry = sweep.start()
+    while not carry.done:
+        carry = sweep.advance(program, carry)
+    save(tmp_path, program, carry)
+    restored, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, restored, carry)
+
+
+def test_checkpoint_of_another_config_code_or_version_is_refused(tmp_path, program):
+    config = program.config
+    save(tmp_path, program, sweep.advance(program, sweep.start()))
+    claim(tmp_path, config)
+    before = checkpoints(tmp_path)
     other = config.copy_and_resolve_references()
     other.steps = 99
     with pytest.raises(
@@ -386,9 +417,72 @@ def test_checkpoint_comes_back_as_it_was(tmp_path, config):
     ):
         claim(tmp_path, other)
     described = tmp_path / "checkpoints" / "config.json"
-    described.write_text(described.read_text().replace('"jax": "', '"jax": "9.'))
-    with pytest.raises(runs.RunError, match=r"differs in versions.jax\)"):
-        claim(tmp_path, config)
+    kept = json.loads(described.read_text())
+    for change, refused in (
+        ({"code": "0" * 16}, "code"),
+        ({"versions": kept["versions"] | {"jax": "9.0"}}, "versions.jax"),
+        ({"device": kept["device"] | {"kind": "TPU"}}, "device.kind"),
+        ({"device": kept["device"] | {"count": 99}, "processes": 8}, None),
+        ({"git_commit": "of another README"}, None),
+    ):
+        described.write_text(json.dumps(kept | change))
+        if refused is None:
+            claim(tmp_path, config)
+        else:
+            with pytest.raises(runs.RunError, match=rf"\(differs in {refused}\)"):
+                claim(tmp_path, config)
+    assert checkpoints(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "gone"])
+def test_damaged_checkpoint_is_an_error_that_says_what_to_do(tmp_path, program, damage):
+    save(tmp_path, program, sweep.advance(program, sweep.start()))
+    (path,) = (tmp_path / "checkpoints").glob("*.msgpack")
+    content = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+        path.mkdir()
+    else:
+        content[len(content) // 2] ^= 1
+        size = {"cut": len(content) - 1, "empty": 0, "flipped": len(content)}[damage]
+        path.write_bytes(content[:size])
+    with pytest.raises(runs.RunError) as error:
+        runs.read_checkpoint(tmp_path)
+    assert "its checkpoint is damaged" in str(error.value)
+    assert f"or to remove {path}" in str(error.value)
+    assert path.exists()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, program, monkeypatch):
+    carry = sweep.advance(program, sweep.start())
+    save(tmp_path, program, carry)
+    before = checkpoints(tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        runs.RunError, match=r"\(No space left on device\); allowed: to"
+    ):
+        save(tmp_path, program, sweep.advance(program, carry))
+    assert checkpoints(tmp_path) == before
+    restored, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, restored, carry)
+
+
+def test_a_full_disk_leaves_the_run_before(tmp_path):
+    (tmp_path / "summary.json").write_text("old")
+
+    def fill():
+        with runs.staged(tmp_path) as stage:
+            (stage / "summary.json").write_text("new")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(runs.RunError, match="No space left on device"):
+        fill()
+    assert (tmp_path / "summary.json").read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_way_to_bayes_where_bayes_is_no_better_than_chance():

@@ -28,12 +28,19 @@ def small_config(**changes):
     return config
 
 
-def run(config, workers=1):
-    program = sweep.build(config, workers=workers)
-    carry = sweep.start(program)
-    while carry.step < config.steps:
+def build(config, workers=1, devices=1, **how):
+    where = jax.devices()[:devices]
+    return sweep.build(config, sweep.plan(config, where, workers=workers, **how))
+
+
+def go_on(program, carry):
+    while not sweep.is_done(program.config, carry):
         carry = sweep.advance(program, carry)
-    return sweep.finish(program, carry)
+    return sweep.finish(program, carry).kept
+
+
+def run(config, workers=1, **how):
+    return go_on(build(config, workers, **how), sweep.start())
 
 
 def small_grid(**changes):
@@ -65,19 +72,86 @@ def test_an_arm_does_not_depend_on_the_others():
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_numbers_do_not_depend_on_the_number_of_workers(workers):
-    """Three seeds in hands of 3; of 2, the last padded; of 1."""
-    config = small_config(seeds=3)
-    assert_same_bits(run(config, workers=workers), run(config))
+    """Three seeds in rounds of 2, the last padded; of 3; and of 3 where 4 would go."""
+    config = small_config(seeds=3, run_arms=("sgd", "em_majorised"))
+    assert_same_bits(run(config, workers), run(config))
+
+
+@pytest.mark.parametrize(("devices", "together"), [(2, 1), (4, 1), (2, 2), (1, 3)])
+def test_batches_sharded_over_devices_give_the_same_run(devices, together):
+    """As on accelerators: one program on a mesh, to rounding."""
+    config = small_config(seeds=5, run_arms=("sgd", "em_majorised"))
+    program = build(config, devices=devices, together=together)
+    assert program.plan.batch == devices * together
+    alone, sharded = run(config), go_on(program, sweep.start())
+    for name, curve in alone.curves.items():
+        tolerance = 0.02 if "accuracy" in name else 2e-3
+        np.testing.assert_allclose(sharded.curves[name], curve, atol=tolerance)
+    assert_same_bits(sharded.diverged_step, alone.diverged_step)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 4), (2, 1), (1, 2)])
+def test_going_on_with_other_workers_changes_nothing(before, after):
+    """A round of 4 becomes one of 3 and one of 1, and so on; stopped twice."""
+    config = small_config(seeds=5, snapshot_seeds=(1, 4))
+    first, second = (build(config, workers) for workers in (before, after))
+    carry = sweep.start()
+    for program, other in ((first, second), (second, first)):
+        for _ in range(4):
+            carry = sweep.advance(program, carry)
+        whole = sweep.collect(program, carry)
+        assert sweep.steps_done(config, whole) == sweep.steps_done(config, carry)
+        carry = sweep.deal(other, whole)
+        assert max(len(r.kept.seeds) for r in carry.rounds) <= other.plan.slots
+    assert_same_bits(go_on(first, carry), run(config))
+
+
+def test_memory_is_given_to_rounds_not_to_seeds():
+    """What is on the way is of one round, however many seeds there are."""
+    config = small_config(seeds=7, steps=10)
+    program = build(config, workers=2)
+    carry, sizes = sweep.start(), []
+    while not sweep.is_done(config, carry):
+        carry = sweep.advance(program, carry)
+        sizes.append(sum(len(r.kept.seeds) for r in carry.rounds))
+    assert max(sizes) == 2
+
+
+def compilations(function):
+    """What a function gives, and how many programs were compiled meanwhile."""
+    counted = []
+
+    def listen(event, seconds, **_):
+        del seconds
+        if event == "/jax/core/compile/backend_compile_duration":
+            counted.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        return function(), len(counted)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("make", ["small_config", "small_grid"])
+def test_compiles_once_for_each_structure_and_never_again(make):
+    """Beside training: drawing, evaluating and attention maps."""
+    few, many = (globals()[make](seeds=seeds) for seeds in (2, 5))
+    structures = len({config_lib.structure(few.arms[a]) for a in few.run_arms})
+    built = [compilations(lambda c=c: build(c, workers=2)) for c in (few, many)]
+    assert [count for _, count in built] == [structures + 3] * 2
+    program, _ = built[1]
+    _, more = compilations(lambda: go_on(program, sweep.start()))
+    assert more == 0
+    _, planted = compilations(lambda: jax.jit(lambda x: x * 2)(np.arange(7)))
+    assert planted == 1
 
 
 def test_stopping_in_between_changes_nothing():
     config = small_config()
-    program = sweep.build(config, workers=1)
-    carry = sweep.advance(program, sweep.start(program))
-    again = sweep.build(config, workers=1)
-    while carry.step < config.steps:
-        carry = sweep.advance(again, carry)
-    assert_same_bits(sweep.finish(again, carry), run(config))
+    program = build(config)
+    carry = sweep.advance(program, sweep.advance(program, sweep.start()))
+    assert_same_bits(go_on(build(config), carry), run(config))
 
 
 def test_how_often_it_evaluates_changes_nothing():
@@ -89,9 +163,39 @@ def test_how_often_it_evaluates_changes_nothing():
 
 
 def test_a_last_stretch_that_is_shorter():
-    result = run(small_config(steps=7, eval_every=5))
-    np.testing.assert_array_equal(result.step, [0, 5, 7])
-    assert np.isfinite(result.curves["train_loss"]).all()
+    config = small_config(steps=7, eval_every=5)
+    np.testing.assert_array_equal(sweep.evaluation_steps(config), [0, 5, 7])
+    assert np.isfinite(run(config).curves["train_loss"]).all()
+
+
+def test_attention_is_kept_of_the_seeds_and_steps_asked_for():
+    config = small_config(
+        seeds=3,
+        snapshot_seeds=(2, 0),
+        snapshot_steps=(5, -1, 0),
+        snapshot_length=50,
+    )
+    program = build(config)
+    carry, maps = sweep.start(), {}
+    while not sweep.is_done(config, carry):
+        carry = sweep.advance(program, carry)
+        for round_ in carry.rounds:
+            seed, step = int(round_.kept.seeds[0]), int(round_.step)
+            params = jax.tree.map(lambda leaf: leaf[0], round_.states["sgd"].params)
+            problem = sweep.draw_problem(config, np.uint32(seed))
+            inputs = problem.heldout.inputs[:50]
+            mask = attention.causal_mask(50)
+            maps[seed, step] = attention.forward(params, inputs, mask).weight
+    kept = sweep.finish(program, carry)
+    assert sweep.snapshot_indices(config) == [0, 1, 4]
+    assert kept.kept.attention.shape == (2, 2, 3, 50, 50)
+    for row, seed in enumerate((0, 2)):
+        for column, step in enumerate((0, 5)):
+            actual = kept.kept.attention[0, row, column]
+            np.testing.assert_allclose(actual, maps[seed, step], atol=1e-6)
+    assert np.isfinite(kept.kept.attention).all()
+    np.testing.assert_array_equal(kept.allowed, np.tri(50, dtype=bool))
+    assert run(small_config(snapshot_seeds=())).attention.size == 0
 
 
 @pytest.mark.parametrize("gradient", ["laws", "autodiff"])
@@ -103,7 +207,7 @@ def test_another_way_to_the_gradient_gives_the_same_run(gradient):
 
 
 def test_side_by_side_gives_the_same_run():
-    one_by_one, together = (run(small_config(vmap_seeds=v)).curves for v in (1, 2))
+    one_by_one, together = (run(small_config(), together=n).curves for n in (1, 2))
     np.testing.assert_allclose(
         one_by_one["train_loss"], together["train_loss"], atol=1e-5
     )
@@ -113,7 +217,7 @@ def test_em_on_several_sequences_a_step_and_seeds_side_by_side():
     """Closed-form M-steps too: see `m_steps._eigh` on what could wait forever."""
     changes = {"run_arms": ("em_majorised",), "gradient": "autodiff", "batch_size": 2}
     one_by_one, together = (
-        run(small_config(**changes, vmap_seeds=v, seeds=3)).curves for v in (1, 3)
+        run(small_config(**changes, seeds=3), together=n).curves for n in (1, 3)
     )
     np.testing.assert_allclose(
         one_by_one["train_loss"], together["train_loss"], atol=1e-4
@@ -126,6 +230,8 @@ def test_a_diverging_arm_leaves_the_others_alone():
     wild = run(small_config(**{"arms.sgd_matched.learning_rate": 1e30}))
     tame = run(small_config())
     assert not np.isfinite(wild.curves["train_loss"][1, :, -1]).any()
+    assert (wild.diverged_step[0] == -1).all()
+    assert (wild.diverged_step[1] > 0).all()
     for name, curve in tame.curves.items():
         np.testing.assert_array_equal(wild.curves[name][0], curve[0])
 
@@ -159,11 +265,12 @@ def test_fresh_train_loss_is_beside_the_floor_of_its_own_sequence():
 
 
 def test_per_seed_embeddings_differ():
+    def draw(config):
+        ids = np.arange(2, dtype=np.uint32)
+        return jax.vmap(lambda seed: sweep.draw_problem(config, seed))(ids)
+
     shared, own = (
-        sweep.build(
-            small_config(**{"task.embedding_seed": seed}, run_arms=("sgd",)), workers=1
-        ).problems
-        for seed in (0, -1)
+        draw(small_config(**{"task.embedding_seed": seed})) for seed in (0, -1)
     )
 
     def mean_of_symbol_zero(problems):
@@ -177,12 +284,12 @@ def test_per_seed_embeddings_differ():
 
 def test_rates_share_a_program():
     one, two = (
-        sweep.build(small_config(run_arms=arms), workers=1)
+        build(small_config(run_arms=arms))
         for arms in (("sgd",), ("sgd", "sgd_matched"))
     )
     assert len(one.train) == len(two.train) == 1
-    carry = sweep.advance(two, sweep.start(two))
-    slow, fast = carry.curves["train_loss"][:, 0, 1]
+    carry = sweep.advance(two, sweep.advance(two, sweep.start()))
+    slow, fast = carry.rounds[0].kept.curves["train_loss"][:, 0, 1]
     assert fast < slow
 
 
@@ -192,9 +299,10 @@ def test_no_trained_model_beats_bayes_on_fresh_sequences():
     config = small_config(
         **{"task.length": 500}, run_arms=EVERY_ARM, steps=300, eval_every=100
     )
-    program = sweep.build(config, workers=1)
-    carry = sweep.start(program)
-    while carry.step < config.steps:
+    program = build(config)
+    states, carry = {}, sweep.start()
+    while carry.started < 2:  # the first seed
+        states = carry.rounds[0].states if carry.rounds else states
         carry = sweep.advance(program, carry)
     task = sweep._task(config, jnp.uint32(0))
     mask = attention.causal_mask(499)
@@ -213,7 +321,7 @@ def test_no_trained_model_beats_bayes_on_fresh_sequences():
 
     keys = jax.random.split(jax.random.key(99), 64)
     for arm in config.run_arms:
-        params = jax.tree.map(lambda leaf: leaf[0], carry.states[arm].params)
+        params = jax.tree.map(lambda leaf: leaf[0], states[arm].params)
         model, bayes = losses_of(params, keys)
         low, _ = stats.paired_difference(model, bayes).ci95
         assert low > 0.02, arm
@@ -221,16 +329,32 @@ def test_no_trained_model_beats_bayes_on_fresh_sequences():
 
 def test_a_diverging_seed_leaves_the_others_alone():
     """The same program, with one seed's weights made infinite before it trains."""
-    config = small_config(run_arms=("sgd",), seeds=3)
-    program = sweep.build(config, workers=1)
-    carry = sweep.start(program)
-    states = jax.tree.map(np.array, carry.states)
+    config = small_config(run_arms=("sgd",), seeds=3, eval_every=10)
+    program = build(config, workers=3)
+    carry = sweep.advance(program, sweep.start())
+    states = jax.tree.map(np.array, carry.rounds[0].states)
     states["sgd"].params.w_q[1] = np.inf
-    wild = sweep.advance(program, carry._replace(states=states))
-    tame = sweep.advance(program, carry)
+    infected = carry.rounds[0]._replace(states=states)
+    wild = go_on(program, carry._replace(rounds=(infected,)))
+    tame = go_on(program, carry)
     for name, curve in tame.curves.items():
         assert name.endswith("bayes_nll") or not np.isfinite(wild.curves[name][0, 1, 1])
         np.testing.assert_array_equal(wild.curves[name][0, [0, 2]], curve[0, [0, 2]])
+    np.testing.assert_array_equal(wild.diverged_step, [[-1, 0, -1]])
+
+
+def test_the_step_of_divergence_does_not_depend_on_when_one_looks():
+    changes = {"arms.sgd_matched.learning_rate": 100.0, "seeds": 4}
+    often, seldom = (run(small_config(eval_every=e, **changes)) for e in (1, 20))
+    since = often.diverged_step[1]
+    assert len(np.unique(since)) > 1  # each seed has its own
+    assert (since > 0).all()
+    assert (since < 20).all()
+    np.testing.assert_array_equal(seldom.diverged_step, often.diverged_step)
+    for seed, step in enumerate(since):
+        curve = often.curves["train_loss"][1, seed]
+        assert np.isfinite(curve[:step]).all()
+        assert not np.isfinite(curve[step + 1 :]).any()
 
 
 # --- grids
@@ -276,18 +400,17 @@ def at_point(points, arm, index):
 
 def test_a_grid_is_one_program_for_each_kind_of_arm():
     arms = ("two_timescale", "em_majorised", "em_online")
-    program = sweep.build(small_grid(run_arms=arms), workers=1)
+    program = build(small_grid(run_arms=arms))
     assert len(program.train) == 2  # the online arm has another rate, that is all
 
 
 def test_stopping_a_grid_in_between_changes_nothing():
     config = small_grid()
-    program = sweep.build(config, workers=2)
-    carry = sweep.advance(program, sweep.start(program))
-    again = sweep.build(config, workers=1)
-    while carry.step < config.steps:
-        carry = sweep.advance(again, carry)
-    assert_same_bits(sweep.finish(again, carry), run(config))
+    program, again = build(config, workers=2), build(config)
+    carry = sweep.advance(program, sweep.advance(program, sweep.start()))
+    carry = sweep.deal(again, sweep.collect(program, carry))
+    assert len(carry.rounds) == 2
+    assert_same_bits(go_on(again, carry), run(config))
 
 
 def test_fresh_points_draw_and_the_others_do_not():

@@ -17,8 +17,12 @@ HEARTBEAT_SECONDS = 30
 START_SECONDS = 120
 
 
-class ProcessLostError(RuntimeError):
-    """Another process is gone, or does not do what this one does."""
+class ProcessError(RuntimeError):
+    """The processes cannot go on together, and all know it."""
+
+
+class ProcessLostError(ProcessError):
+    """Another process is gone: there is no use in waiting for it."""
 
 
 def join(coordinator: str | None, count: int | None, index: int | None) -> None:
@@ -31,7 +35,7 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
       index: of this one.
 
     Raises:
-      ProcessLostError: the environment does not say, or the others did not come.
+      ProcessError: the environment does not say, or the others did not come.
     """
     try:
         jax.distributed.initialize(
@@ -43,7 +47,7 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:  # JAX's own are RuntimeErrors
-        raise ProcessLostError(
+        raise ProcessError(
             f"cannot join the other processes ({str(error).splitlines()[0]})"
         ) from None
 
@@ -81,7 +85,7 @@ def any_of(*flags: bool) -> list[bool]:
 
 
 def require_same(what: str, content: str) -> None:
-    """Raises ProcessLostError where not all processes have the same text.
+    """Raises ProcessError where not all processes have the same text.
 
     Args:
       what: it is, for the message.
@@ -89,7 +93,7 @@ def require_same(what: str, content: str) -> None:
     """
     digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
     if (gather(digest[None]) != digest).any():
-        raise ProcessLostError(f"not all processes have the same {what}")
+        raise ProcessError(f"not all processes have the same {what}")
 
 
 def hand_out(content: bytes) -> bytes:
@@ -117,8 +121,8 @@ def led(function: Callable, *errors: type[Exception]):
       What it gives, in process 0; None elsewhere.
 
     Raises:
-      ProcessLostError: the function failed in process 0, which raises its own error; or
-        a process is gone.
+      ProcessError: the function failed in process 0, which raises its own error; or a
+        process is gone.
     """
     result = failure = None
     if leads():
@@ -127,7 +131,7 @@ def led(function: Callable, *errors: type[Exception]):
         except errors as error:
             failure = error
     if any(any_of(failure is not None)):
-        raise failure or ProcessLostError("process 0 stopped; it says why")
+        raise failure or ProcessError("process 0 stopped; it says why")
     return result
 
 
@@ -135,7 +139,7 @@ def led(function: Callable, *errors: type[Exception]):
 def _together() -> Iterator[None]:
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jit's, of the same
         raise ProcessLostError(
             f"lost another process ({str(error).splitlines()[0]})"
         ) from None

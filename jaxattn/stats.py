@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats as scipy_stats
 
+_AT_ONCE = 2**21  # numbers of a bootstrap's resamples: 16 MiB
+
 
 class Estimate(NamedTuple):
     """A mean over seeds."""
@@ -109,7 +111,11 @@ def bootstrap(values: np.ndarray) -> tuple[float, float] | None:
     if np.ptp(values) <= 1e-12 * np.abs(values).max():
         return extremes
     result = scipy_stats.bootstrap(
-        (values,), np.mean, method="BCa", rng=np.random.default_rng(0)
+        (values,),
+        np.mean,
+        method="BCa",
+        batch=max(1, _AT_ONCE // len(values)),  # resamples, or they fill the memory
+        rng=np.random.default_rng(0),
     )
     found = tuple(float(end) for end in result.confidence_interval)
     return found if np.isfinite(found).all() else extremes

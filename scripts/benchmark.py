@@ -1,7 +1,7 @@
 """Times attention by blocks, the laws of one head, and training, as ratios to rivals.
 
-python scripts/benchmark.py [--parts=attention,head,schedules,training] [--lengths=4096]
-    [--heads=1] [--length=2000] [--repeats=10] [--json=FILE]
+python scripts/benchmark.py [--parts=attention,head,schedules,training,workers]
+    [--lengths=4096] [--heads=1] [--length=2000] [--repeats=10] [--json=FILE]
 
 attention: `streaming.attend` with taps, forward and backward, causal, d = 64, against
     `jax.grad` of dense attention, `jax.nn.dot_product_attention` and, where torch can
@@ -11,6 +11,8 @@ head: loss and gradient of one head of configs/sticky.py, by `streaming.attend` 
     `laws.loss_and_gradient`, against autodiff of the dense forward pass.
 training: a seed and step of configs/sticky.py, evaluations and all, on all cores,
     against an eager loop of torch, dense.
+workers: the same by one worker, by one for each core, and by a CPU device for each core
+    as one mesh.
 
 Rivals are timed in turn, in one process; a ratio is the median over repeats of both in
 one turn, with the sign test's interval. The floor of attention is what its arithmetic
@@ -42,7 +44,9 @@ except ImportError:  # a rival, not a dependency
     torch = None
 
 _PARTS = flags.DEFINE_list(
-    "parts", ["attention", "head", "schedules", "training"], "what to time"
+    "parts",
+    ["attention", "head", "schedules", "training", "workers"],
+    "what to time",
 )
 _LENGTHS = flags.DEFINE_list("lengths", ["4096"], "attention: T of each row")
 _HEADS = flags.DEFINE_list("heads", ["1"], "attention: H of each row")
@@ -63,11 +67,14 @@ def main(overrides: list[tuple[str, str]]) -> int:
     logging.set_verbosity(logging.WARNING)
     if overrides:
         command.stop(f"unexpected argument '--config.{overrides[0][0]}'")
+    # All parts but the mesh of the last use one.
+    jax.config.update("jax_num_cpu_devices", max(os.cpu_count() or 1, 1))
     parts = {
         "attention": time_attention,
         "head": time_head,
         "schedules": time_schedules,
         "training": time_training,
+        "workers": time_workers,
     }
     for part in _PARTS.value:
         if part not in parts:
@@ -314,16 +321,14 @@ def time_schedules() -> tuple[dict, str]:
 def time_training() -> tuple[dict, str]:
     """A seed and step of the sticky run, with all that the run does, and the text."""
     workers = max(len(_cores()), 1)
-    config = _sticky(seeds=4 * workers, steps=10**6, run_arms=("sgd",))
-    program = sweep.build(config, workers=workers)
-    carry = sweep.advance(program, sweep.start(program))
-    seed_steps = config.seeds * config.eval_every
-    calls = {"jaxattn": lambda: sweep.advance(program, carry)}
+    config = _sticky(seeds=workers, steps=10**6, run_arms=("sgd",))
+    calls = {"jaxattn": _training(config, workers=workers)}
     if torch is not None and jax.default_backend() == "cpu":
         rate = config.arms.sgd.learning_rate
-        calls["torch"] = _torch_training(program.problems, rate, config.eval_every)
+        problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
+        calls["torch"] = _torch_training(problem, rate, config.eval_every)
     timing = _in_turn(calls)
-    timing["jaxattn"] = timing["jaxattn"] / seed_steps
+    timing["jaxattn"] = timing["jaxattn"] / (config.seeds * config.eval_every)
     text = (
         f"training: configs/sticky.py, arm sgd, {config.seeds} seeds, with evaluations"
         f" every {config.eval_every} steps, T = {config.task.length - 1}\n\n"
@@ -342,9 +347,17 @@ def time_training() -> tuple[dict, str]:
     return found, text
 
 
-def _torch_training(problems: sweep.Problem, rate: float, steps: int) -> Call:
-    """So many steps of gradient descent on the first seed's sequence."""
-    one = jax.tree.map(lambda leaf: np.array(leaf[0]), problems)
+def _training(config, devices: int = 1, **how: int) -> Call:
+    """A round of seeds, from the first evaluation to the second."""
+    plan = sweep.plan(config, jax.devices()[:devices], **how)
+    program = sweep.build(config, plan)
+    carry = sweep.advance(program, sweep.start())
+    return lambda: sweep.advance(program, carry)
+
+
+def _torch_training(problem: sweep.Problem, rate: float, steps: int) -> Call:
+    """So many steps of gradient descent on a seed's sequence."""
+    one = jax.tree.map(np.array, problem)
     weights = [torch.from_numpy(w).requires_grad_() for w in one.params[:4]]
     inputs = torch.from_numpy(one.train.inputs[0])
     targets = torch.from_numpy(one.train.targets[0]).long()
@@ -363,6 +376,46 @@ def _torch_training(problems: sweep.Problem, rate: float, steps: int) -> Call:
                     weight -= rate * gradient
 
     return call
+
+
+# --- workers
+
+
+def time_workers() -> tuple[dict, str]:
+    """A seed and step by one worker, by several, and by a mesh; and the text."""
+    cores = len(jax.devices())
+    config = _sticky(seeds=cores, steps=10**6, run_arms=("sgd",))
+    one = _sticky(seeds=1, steps=10**6, run_arms=("sgd",))
+    names = ["one worker", f"{cores} workers", f"a mesh of {cores} devices"]
+    calls = [
+        _training(one),
+        _training(config, workers=cores),
+        _training(config, devices=cores),
+    ]
+    busy = {name: _cores_busy(call) for name, call in zip(names, calls, strict=True)}
+    timing = _in_turn(dict(zip(names, calls, strict=True)))
+    rows = [["", "seed-steps a second", "times one worker's", "cores busy"]]
+    numbers = {}
+    for name, seconds in timing.items():
+        seeds = 1 if name == names[0] else cores
+        rate = seeds * config.eval_every / seconds
+        ratio = _ratio(seeds * timing[names[0]], seconds)
+        numbers[name] = {"seed_steps": float(np.median(rate)), "ratio": ratio}
+        cells = f"{np.median(rate):.0f}", _ratio_text(ratio), f"{busy[name]:.2f}"
+        rows.append([name, *cells])
+    return {"cores": cores, "rows": numbers}, (
+        "workers: configs/sticky.py, arm sgd, with evaluations every"
+        f" {config.eval_every} steps, T = {config.task.length - 1}\n\n"
+        f"{report.text_table(rows)}"
+    )
+
+
+def _cores_busy(call: Call) -> float:
+    call()
+    before, began = time.process_time(), time.perf_counter()
+    for _ in range(5):
+        call()
+    return (time.process_time() - before) / (time.perf_counter() - began)
 
 
 def _sticky(**fields):

@@ -1,6 +1,9 @@
 """The real command."""
 
 import json
+import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -149,7 +152,7 @@ def test_a_run_that_diverges_is_still_written(tmp_path):
     rate = "--config.arms.sgd.learning_rate=1e30"
     done = train(*SMALL, rate, f"--workdir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "diverged in 2 of 2 seeds" in done.stdout
+    assert "diverged in 2 of 2 seeds, the first at step 1" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
 
 
@@ -168,39 +171,162 @@ def test_finished_run_is_not_overwritten_by_another_config(tmp_path):
     assert (tmp_path / "summary.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        signal.SIGKILL,
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-    ],
-)
-def test_stopped_run_goes_on_to_the_same_numbers(tmp_path, stop):
-    arguments = (*SMALL, "--config.steps=3000", "--config.checkpoint_every=20")
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert train(*arguments, f"--workdir={whole}").returncode == 0
+LONG = (*SMALL, "--config.seeds=3", "--config.steps=1000", "--checkpoint_seconds=0")
 
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run that nothing stops ends with."""
+    workdir = tmp_path_factory.mktemp("whole")
+    assert train(*LONG, f"--workdir={workdir}").returncode == 0
+    return (workdir / "metrics.npz").read_bytes()
+
+
+def wait_for(process, folder, pattern):
+    deadline = time.monotonic() + 60
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_run_says_how_to_go_on_and_does(tmp_path, whole, stop):
     with subprocess.Popen(
-        command(*arguments, f"--workdir={stopped}"),
+        command(*LONG, f"--workdir={tmp_path}"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(process, tmp_path, "checkpoints/*.msgpack")
+        process.send_signal(stop)
+        last = process.stderr.read().splitlines()[-2:]
+    assert process.returncode == 130
+    assert not (tmp_path / "summary.json").exists()
+    assert last[0].startswith("stopped with 0 of 3 seeds done; seed 0 on, step ")
+    assert last[1].startswith("python scripts/train.py --config=configs/sticky.py")
+    again = subprocess.run(
+        [sys.executable, *shlex.split(last[1])[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert "going on from 0 of 3 seeds done; seed 0 on, step " in again.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert (tmp_path / "metrics.npz").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "draw", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
+)
+def test_killed_at_random_moments_a_run_ends_with_the_same_numbers(
+    tmp_path, whole, draw
+):
+    """Four times, also while it writes; each time with another number of workers."""
+    moments = np.random.default_rng(draw).uniform(0, 1.0, size=4)
+    for workers, moment in enumerate(moments, start=1):
+        with subprocess.Popen(
+            command(*LONG, f"--workdir={tmp_path}", f"--workers={workers}"),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            while "compiling" not in process.stdout.readline():
+                assert process.poll() is None
+            wait_for(process, tmp_path, "checkpoints/*.msgpack")
+            time.sleep(moment)
+            process.kill()
+        if (tmp_path / "summary.json").exists():
+            break
+    done = train(*LONG, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert (tmp_path / "metrics.npz").read_bytes() == whole
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    tmp_path, whole
+):
+    """Files may be no longer than a little more than the first checkpoint."""
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    def run_limited():
+        return subprocess.run(
+            command(*LONG, f"--workdir={tmp_path}", "--nocache"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=limited,
+        )
+
+    limit = 30_000
+    done = run_limited()
+    assert done.returncode == 2, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"train.py: workdir={str(tmp_path)!r}: cannot be written (")
+    assert "File too large" in error
+    assert not list(tmp_path.glob("**/.*"))  # nothing half-written
+    done = train(*LONG, f"--workdir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "metrics.npz").read_bytes() == whole
+
+
+def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
+    with subprocess.Popen(
+        command(*LONG, f"--workdir={tmp_path}"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
-        deadline = time.monotonic() + 60
-        while not list(stopped.glob("checkpoints/[1-9]*0")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(stop)
-    assert process.returncode == (-signal.SIGKILL if stop == signal.SIGKILL else 130)
-    assert not (stopped / "summary.json").exists()
+        wait_for(process, tmp_path, "checkpoints/*.msgpack")
+        process.kill()
+    path = max(tmp_path.glob("checkpoints/*.msgpack"), key=lambda p: int(p.stem))
+    path.write_bytes(path.read_bytes()[:-1])
+    done = train(*LONG, f"--workdir={tmp_path}")
+    assert done.returncode == 2
+    assert "compiling" not in done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "damaged (its checksum is wrong); allowed: another" in done.stderr
+    assert f"or to remove {path}" in done.stderr
 
-    again = train(*arguments, f"--workdir={stopped}")
-    assert again.returncode == 0, again.stderr
-    assert "going on from step" in again.stdout
-    assert sorted(path.name for path in stopped.iterdir()) == FILES
-    expected, actual = runs.load(whole).metrics, runs.load(stopped).metrics
-    assert expected.keys() == actual.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(actual[name], array)
+
+def test_programs_are_kept_for_the_next_run_or_not(tmp_path):
+    kept = tmp_path / "kept"
+    environment = os.environ | {"XDG_CACHE_HOME": str(kept)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR")
+    few = (*SMALL, "--config.seeds=1", "--config.steps=5")
+
+    def run(*more):
+        done = subprocess.run(
+            command(*few, *more, f"--workdir={tmp_path / 'run'}"),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return len(list(kept.glob("jaxattn/*-cache"))), done.stderr
+
+    assert run("--nocache")[0] == 0
+    first, _ = run()
+    assert first > 0
+    assert run()[0] == first  # nothing was compiled anew
+    kept.joinpath("jaxattn").rename(tmp_path / "away")
+    kept.joinpath("jaxattn").write_text("a file")
+    assert "no programs kept (File exists)" in run()[1]
+
+
+def test_more_memory_than_there_is_stops_before_compiling(tmp_path):
+    done = train(*SMALL, f"--workdir={tmp_path / 'run'}", "--memory_share=1e-9")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "memory_share=1e-09: 1 seeds of" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,191 @@
+"""Two real processes on this machine, that share a run."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxattn import processes
+
+ROOT = Path(__file__).parents[1]
+# Five seeds: in the last round one process has nothing of its own to do.
+RUN = (
+    "--config=configs/sticky.py:smoke",
+    "--config.run_arms=sgd",
+    "--config.seeds=5",
+    "--config.snapshot_seeds=0,3",
+)
+LONG = (*RUN, "--config.steps=1e3")
+
+
+@pytest.fixture
+def start():
+    """Starts the two processes of a run, each with arguments of its own too."""
+    every = []
+
+    def begin(*arguments, own=((), ())):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        where = f"--coordinator=localhost:{port}", "--processes=2", "--workers=1"
+        started = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "scripts/train.py", *where),
+                    *(f"--process={index}", *arguments, *of_this),
+                ],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index, of_this in enumerate(own)
+        ]
+        every.extend(started)
+        return started
+
+    yield begin
+    for process in every:
+        process.kill()
+        process.communicate()
+
+
+def end(started, seconds=100):
+    """Waits; returns exit codes, what was printed, and what went wrong."""
+    said = [process.communicate(timeout=seconds) for process in started]
+    codes = [process.returncode for process in started]
+    return codes, *zip(*said, strict=True)
+
+
+def alone(workdir, *arguments):
+    command = [sys.executable, "scripts/train.py", *arguments, f"--workdir={workdir}"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return (workdir / "metrics.npz").read_bytes(), done.stdout
+
+
+def wait_for_checkpoint(workdir, process):
+    deadline = time.monotonic() + 60
+    while not list(workdir.glob("checkpoints/*.msgpack")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return alone(tmp_path_factory.mktemp("whole"), *LONG)[0]
+
+
+def test_two_processes_give_the_numbers_of_one(tmp_path, start):
+    expected, _ = alone(tmp_path / "one", *RUN)
+    codes, printed, errors = end(start(*RUN, f"--workdir={tmp_path / 'two'}"))
+    assert codes == [0, 0], errors
+    assert (tmp_path / "two" / "metrics.npz").read_bytes() == expected
+    assert "2 processes: 2 seeds at once" in printed[0]
+    assert "Written to" in printed[0]
+    assert "seed-step" not in printed[1] + errors[1]
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
+    tmp_path, start, whole, lost
+):
+    """On with one process, in rounds of another size."""
+    started = start(*LONG, f"--workdir={tmp_path}", "--checkpoint_seconds=0")
+    wait_for_checkpoint(tmp_path, started[0])
+    started[lost].kill()
+    died = time.monotonic()
+    other = started[1 - lost]
+    _, error = other.communicate(timeout=100)
+    assert time.monotonic() - died < 1.5 * processes.HEARTBEAT_SECONDS
+    assert other.returncode not in (0, 2)
+    if lost == 1:  # JAX itself ends a process whose coordinator is gone
+        assert "train.py: lost another process (" in error
+        assert "the same command goes on from the last checkpoint" in error
+    else:
+        assert "another task died" in error
+    assert not (tmp_path / "summary.json").exists()
+    numbers, printed = alone(tmp_path, *LONG)
+    assert "going on from" in printed
+    assert numbers == whole
+
+
+def test_stopping_one_process_stops_both_at_the_same_checkpoint(tmp_path, start, whole):
+    started = start(*LONG, f"--workdir={tmp_path}", "--checkpoint_seconds=0")
+    wait_for_checkpoint(tmp_path, started[0])
+    started[1].send_signal(signal.SIGTERM)
+    codes, _, errors = end(started)
+    assert codes == [130, 130]
+    assert "go on with:" in errors[0]
+    codes, printed, errors = end(start(*LONG, f"--workdir={tmp_path}"))
+    assert codes == [0, 0], errors
+    assert "going on from" in printed[0]
+    assert (tmp_path / "metrics.npz").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_stops_the_other(tmp_path, start):
+    started = start(*LONG, f"--workdir={tmp_path}", "--checkpoint_seconds=0")
+    wait_for_checkpoint(tmp_path, started[0])
+    started[1].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    _, error = started[0].communicate(timeout=200)
+    assert time.monotonic() - began < 3 * processes.HEARTBEAT_SECONDS
+    assert started[0].returncode not in (0, 2)
+    assert "stopped sending heartbeats" in error
+
+
+def test_what_one_process_cannot_do_none_does(tmp_path, start):
+    """Process 0 alone sees the directory; different configs are seen by both."""
+    (tmp_path / "file").write_text("")
+    codes, _, errors = end(start(*RUN, f"--workdir={tmp_path / 'file' / 'run'}"))
+    assert codes == [2, 2]
+    assert "cannot be written" in errors[0]
+    assert "process 0 stopped; it says why" in errors[1]
+
+
+@pytest.mark.slow
+def test_processes_with_different_configs_stop(tmp_path, start):
+    own = ("--config.seed=1",), ("--config.seed=2",)
+    started = start(*RUN, f"--workdir={tmp_path}", own=own)
+    codes, _, errors = end(started)
+    assert codes == [2, 2]
+    for error in errors:
+        assert "not all processes have the same config, code and versions" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--processes=2",), "coordinator=None, processes=2, process=None: one is m"),
+        (("--distributed",), "cannot join the other processes ("),
+    ],
+)
+def test_wrong_flags_are_one_line(flags, message):
+    command = [sys.executable, "scripts/train.py", *RUN, *flags]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("train.py: ")
+    assert message in done.stderr
+
+
+def test_alone_everything_is_at_hand():
+    tree = {"a": np.arange(3), "b": np.array([np.nan, -0.0], np.float32)}
+    for name, array in processes.gather(tree).items():
+        np.testing.assert_array_equal(array, tree[name])
+    assert processes.leads()
+    assert processes.any_of(True, False) == [True, False]
+    assert processes.hand_out(b"\x00\xff") == b"\x00\xff"
+    assert processes.led(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        processes.led(lambda: 1 / 0, ZeroDivisionError)

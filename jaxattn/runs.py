@@ -48,6 +48,34 @@ class Run(NamedTuple):
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any] | None  # None until it is written
 
+    def select(self, name: str, **where: Any) -> np.ndarray:
+        """A metric at named places, as in run.select("heldout_kl", arm="em", eval=20).
+
+        Args:
+          name: of a metric.
+          where: axis -> its coordinate; axes that are not named stay.
+
+        Raises:
+          RunError: no such metric, axis or coordinate.
+        """
+        axes = self._known("metric", name, self.axes["axes"])
+        for axis in where:
+            self._known("axis", axis, dict.fromkeys(axes))
+        index: list[Any] = [slice(None)] * len(axes)
+        for axis, coordinate in where.items():
+            named = self.axes["coordinates"][axis]
+            places = {str(value): place for place, value in enumerate(named)}
+            index[axes.index(axis)] = self._known(axis, str(coordinate), places)
+        return self.metrics[name][tuple(index)]
+
+    def _known(self, what: str, name: str, found: dict) -> Any:
+        if name not in found:
+            raise RunError(
+                f"{what}={name!r}: not in run {str(self.path)!r}; allowed:"
+                f" {', '.join(map(str, found))}"
+            )
+        return found[name]
+
     def to_frame(self):
         """Every metric as a long pandas table.
 

@@ -107,11 +107,12 @@ def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
     _, error = other.communicate(timeout=100)
     assert time.monotonic() - died < 1.5 * processes.HEARTBEAT_SECONDS
     assert other.returncode not in (0, 2)
-    if lost == 1:  # JAX itself ends a process whose coordinator is gone
+    if lost == 0 and "train.py" not in error:
+        # JAX ends a process whose coordinator is gone, and may be the first to.
+        assert "another task died" in error
+    else:
         assert "train.py: lost another process (" in error
         assert "the same command goes on from the last checkpoint" in error
-    else:
-        assert "another task died" in error
     assert not (tmp_path / "summary.json").exists()
     numbers, printed = alone(tmp_path, *LONG)
     assert "going on from" in printed

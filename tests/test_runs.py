@@ -290,6 +290,23 @@ def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
     assert summary["seeds"] == config.seeds >= {"sticky:full": 32}.get(name, 8)
 
 
+def test_a_metric_is_selected_by_names(run):
+    kl = run.metrics["heldout_kl"]
+    np.testing.assert_array_equal(run.select("heldout_kl"), kl)
+    np.testing.assert_array_equal(
+        run.select("heldout_kl", eval=100, arm="em"), kl[1, :, 2]
+    )
+    assert run.select("diverged_step", arm="adam", seed=3) == 100
+    assert run.select("attention", snapshot_step=0).shape == (3, 1, 6, 6)
+    for name, where, message in (
+        ("kl", {}, "metric='kl': not in run .*; allowed: step, "),
+        ("accuracy", {"step": 100}, "axis='step': not in .*; allowed: arm, seed, eval"),
+        ("accuracy", {"eval": 60}, "eval='60': not in run .*; allowed: 0, 50, 100"),
+    ):
+        with pytest.raises(runs.RunError, match=message):
+            run.select(name, **where)
+
+
 def test_a_frame_has_every_number_once(run):
     frame = run.to_frame()
     assert list(frame.columns) == ["arm", "seed", "step", "metric", "value"]

@@ -67,16 +67,16 @@ def main(overrides: list[tuple[str, str]]) -> int:
     """Runs; returns the exit code."""
     logging.set_verbosity(logging.WARNING)  # JAX tells which backends it lacks
     try:
-        config = command.read_config(
-            _CONFIG.value, overrides, config_lib.check, "configs/sticky.py"
-        )
-        workdir = Path(_WORKDIR.value or Path("results") / config.name)
-        _set_up()
-        described = json.dumps(runs.describe(config), sort_keys=True)
-        processes.require_same("config, code and versions", described)
-        # From here on: JAX has a handler of its own for processes that it joined.
-        with _signals_kept() as signals, _claimed(workdir, config):
-            summary = _run(config, workdir, signals)
+        with _signals_kept() as signals:
+            config = command.read_config(
+                _CONFIG.value, overrides, config_lib.check, "configs/sticky.py"
+            )
+            workdir = Path(_WORKDIR.value or Path("results") / config.name)
+            _set_up()
+            described = json.dumps(runs.describe(config), sort_keys=True)
+            processes.require_same("config, code and versions", described)
+            with _claimed(workdir, config):
+                summary = _run(config, workdir, signals)
     except processes.ProcessLostError as error:
         _leave(f"{error}; the same command goes on from the last checkpoint")
     except (config_lib.ConfigError, runs.RunError, processes.ProcessError) as error:

@@ -1,5 +1,6 @@
 """Two real processes on this machine, that share a run."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -23,29 +24,49 @@ RUN = (
 LONG = (*RUN, "--config.steps=1e3")
 
 
+def free_port():
+    """In the range that JAX takes ports from for a SLURM job, which names them so."""
+    while True:
+        port = int(np.random.default_rng().integers(65535 - 2**12 + 1, 65536))
+        with socket.socket() as free:
+            if free.connect_ex(("localhost", port)) != 0:
+                return port
+
+
+def by_flags(port, index):
+    where = f"--coordinator=localhost:{port}", "--processes=2"
+    return (*where, f"--process={index}"), {}
+
+
+def by_slurm(port, index):
+    named = {"JOB_ID": port, "NTASKS": 2, "PROCID": index, "LOCALID": index}
+    named |= {"STEP_NODELIST": "localhost", "STEP_NUM_TASKS": 2}
+    return ("--distributed",), {f"SLURM_{n}": str(value) for n, value in named.items()}
+
+
 @pytest.fixture
 def start():
     """Starts the two processes of a run, each with arguments of its own too."""
     every = []
 
-    def begin(*arguments, own=((), ())):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        where = f"--coordinator=localhost:{port}", "--processes=2", "--workers=1"
-        started = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "scripts/train.py", *where),
-                    *(f"--process={index}", *arguments, *of_this),
-                ],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+    def begin(*arguments, own=((), ()), slurm=False):
+        port, started = free_port(), []
+        for index, of_this in enumerate(own):
+            where = by_slurm(port, index) if slurm else by_flags(port, index)
+            flags, environment = where
+            started.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "scripts/train.py", "--workers=1"),
+                        *(*flags, *arguments, *of_this),
+                    ],
+                    cwd=ROOT,
+                    env=os.environ | environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-            for index, of_this in enumerate(own)
-        ]
         every.extend(started)
         return started
 
@@ -84,9 +105,11 @@ def whole(tmp_path_factory):
     return alone(tmp_path_factory.mktemp("whole"), *LONG)[0]
 
 
-def test_two_processes_give_the_numbers_of_one(tmp_path, start):
+def test_two_processes_that_slurm_starts_give_the_numbers_of_one(tmp_path, start):
     expected, _ = alone(tmp_path / "one", *RUN)
-    codes, printed, errors = end(start(*RUN, f"--workdir={tmp_path / 'two'}"))
+    codes, printed, errors = end(
+        start(*RUN, f"--workdir={tmp_path / 'two'}", slurm=True)
+    )
     assert codes == [0, 0], errors
     assert (tmp_path / "two" / "metrics.npz").read_bytes() == expected
     assert "2 processes: 2 seeds at once" in printed[0]

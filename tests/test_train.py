@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jaxattn import runs
+from jaxattn.command import keep_programs
 
 ROOT = Path(__file__).parents[1]
 FILES = [
@@ -33,10 +35,23 @@ def command(*arguments):
     return [sys.executable, "scripts/train.py", *map(str, arguments)]
 
 
-def train(*arguments):
+def train(*arguments, environment=None, **how):
     return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False
+        command(*arguments),
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **how,
     )
+
+
+def cache_in(folder):
+    """An environment in which programs are kept in a folder's folder jaxattn."""
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    return environment
 
 
 def test_smoke_writes_a_whole_run(tmp_path):
@@ -220,7 +235,7 @@ def test_stopped_run_says_how_to_go_on_and_does(tmp_path, whole, stop):
 
 
 @pytest.mark.parametrize(
-    "draw", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))]
+    "draw", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 3))]
 )
 def test_killed_at_random_moments_a_run_ends_with_the_same_numbers(
     tmp_path, whole, draw
@@ -256,26 +271,21 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    def run_limited():
-        return subprocess.run(
-            command(*LONG, f"--workdir={tmp_path}", "--nocache"),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            preexec_fn=limited,
-        )
-
-    limit = 30_000
-    done = run_limited()
+    limit, caches = 30_000, tmp_path / "caches"
+    done = train(
+        *(*LONG, f"--workdir={tmp_path / 'run'}", "--nocache"),
+        environment=cache_in(caches),
+        preexec_fn=limited,
+    )
+    assert not caches.exists()
     assert done.returncode == 2, done.stderr
     error = done.stderr.splitlines()[-1]
-    assert error.startswith(f"train.py: workdir={str(tmp_path)!r}: cannot be written (")
-    assert "File too large" in error
-    assert not list(tmp_path.glob("**/.*"))  # nothing half-written
-    done = train(*LONG, f"--workdir={tmp_path}")
+    assert error.startswith("train.py: workdir=")
+    assert "/run': cannot be written (File too large); allowed: to make room" in error
+    assert not list(tmp_path.glob("run/**/.*"))  # nothing half-written
+    done = train(*LONG, f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "metrics.npz").read_bytes() == whole
+    assert (tmp_path / "run" / "metrics.npz").read_bytes() == whole
 
 
 def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
@@ -297,31 +307,24 @@ def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
     assert f"or to remove {path}" in done.stderr
 
 
-def test_programs_are_kept_for_the_next_run_or_not(tmp_path):
-    kept = tmp_path / "kept"
-    environment = os.environ | {"XDG_CACHE_HOME": str(kept)}
-    environment.pop("JAX_COMPILATION_CACHE_DIR")
-    few = (*SMALL, "--config.seeds=1", "--config.steps=5")
-
-    def run(*more):
-        done = subprocess.run(
-            command(*few, *more, f"--workdir={tmp_path / 'run'}"),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+def test_programs_are_kept_for_the_next_run(tmp_path):
+    few = (*SMALL, "--config.seeds=1", "--config.steps=5", f"--workdir={tmp_path}/run")
+    kept = []
+    for _ in range(2):
+        done = train(*few, environment=cache_in(tmp_path))
         assert done.returncode == 0, done.stderr
-        return len(list(kept.glob("jaxattn/*-cache"))), done.stderr
+        kept.append(sorted((tmp_path / "jaxattn").glob("*-cache")))
+    assert len(kept[0]) > 0
+    assert kept[0] == kept[1]  # nothing was compiled anew
 
-    assert run("--nocache")[0] == 0
-    first, _ = run()
-    assert first > 0
-    assert run()[0] == first  # nothing was compiled anew
-    kept.joinpath("jaxattn").rename(tmp_path / "away")
-    kept.joinpath("jaxattn").write_text("a file")
-    assert "no programs kept (File exists)" in run()[1]
+
+def test_a_folder_that_cannot_keep_programs_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "kept"))
+    before = jax.config.jax_compilation_cache_dir
+    keep_programs()
+    assert "file/kept: no programs kept (Not a directory)" in capsys.readouterr().err
+    assert jax.config.jax_compilation_cache_dir == before
 
 
 def test_more_memory_than_there_is_stops_before_compiling(tmp_path):

@@ -47,6 +47,11 @@ def train(*arguments, environment=None, **how):
     )
 
 
+def begin(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+    pipes = {"stdout": stdout, "stderr": stderr, "text": True}
+    return subprocess.Popen(command(*arguments), cwd=ROOT, **pipes)
+
+
 def cache_in(folder):
     """An environment in which programs are kept in a folder's folder jaxattn."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
@@ -147,12 +152,8 @@ def test_workdir_that_cannot_be_written(tmp_path):
 
 
 def test_second_run_in_a_workdir_stops(tmp_path):
-    with subprocess.Popen(
-        command(*SMALL, "--config.steps=1e5", f"--workdir={tmp_path}"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+    with begin(
+        *SMALL, "--config.steps=1e5", f"--workdir={tmp_path}", stdout=subprocess.PIPE
     ) as first:
         while "compiling" not in first.stdout.readline():
             assert first.poll() is None
@@ -207,13 +208,7 @@ def wait_for(process, folder, pattern):
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_run_says_how_to_go_on_and_does(tmp_path, whole, stop):
-    with subprocess.Popen(
-        command(*LONG, f"--workdir={tmp_path}"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with begin(*LONG, f"--workdir={tmp_path}", stderr=subprocess.PIPE) as process:
         wait_for(process, tmp_path, "checkpoints/*.msgpack")
         process.send_signal(stop)
         last = process.stderr.read().splitlines()[-2:]
@@ -243,12 +238,11 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_numbers(
     """Four times, also while it writes; each time with another number of workers."""
     moments = np.random.default_rng(draw).uniform(0, 1.0, size=4)
     for workers, moment in enumerate(moments, start=1):
-        with subprocess.Popen(
-            command(*LONG, f"--workdir={tmp_path}", f"--workers={workers}"),
-            cwd=ROOT,
+        with begin(
+            *LONG,
+            f"--workdir={tmp_path}",
+            f"--workers={workers}",
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
         ) as process:
             while "compiling" not in process.stdout.readline():
                 assert process.poll() is None
@@ -289,12 +283,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
 
 
 def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
-    with subprocess.Popen(
-        command(*LONG, f"--workdir={tmp_path}"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    with begin(*LONG, f"--workdir={tmp_path}") as process:
         wait_for(process, tmp_path, "checkpoints/*.msgpack")
         process.kill()
     path = max(tmp_path.glob("checkpoints/*.msgpack"), key=lambda p: int(p.stem))

@@ -4,7 +4,6 @@ Every process calls these functions at the same point. In one process they cost 
 """
 
 import hashlib
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -38,7 +37,6 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
     Raises:
       ProcessError: the environment does not say, or the others did not come.
     """
-    handler = signal.getsignal(signal.SIGTERM)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -52,7 +50,6 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
         raise ProcessError(
             f"cannot join the other processes ({str(error).splitlines()[0]})"
         ) from None
-    signal.signal(signal.SIGTERM, handler)  # JAX has put one of its own
 
 
 def leads() -> bool:

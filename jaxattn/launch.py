@@ -1,0 +1,232 @@
+"""A run from its config to its directory: planned, resumed, trained, written.
+
+With several processes each calls `train`; process 0 alone prints and writes.
+"""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from jaxattn import figures, phase, phase_figures, processes, report, runs, sweep
+
+_STOP = (signal.SIGINT, signal.SIGTERM)
+
+
+class Way(NamedTuple):
+    """How a run is done; nothing of it changes a number on a CPU."""
+
+    workers: int  # batches of seeds at once
+    together: int  # seeds of a batch on each device; 0: see `sweep.plan`
+    memory_share: float  # of each device, that may be used
+    checkpoint_seconds: float  # between checkpoints, at the next evaluation
+    pdf: bool  # also draw the figures as PDF
+
+
+class StoppedError(Exception):
+    """Ctrl-C or SIGTERM came, and what there was to keep is kept; says where."""
+
+
+def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
+    """Trains every arm on every seed, or goes on, and writes the run directory.
+
+    Args:
+      config: checked, see `config.check`.
+      workdir: to write to; made if it is not there.
+      way: how to do it.
+
+    Returns:
+      The content of summary.json, in process 0; None elsewhere.
+
+    Raises:
+      ConfigError: the config asks for more memory than there is, or for evidence that
+        its task calls impossible.
+      RunError: the directory cannot be used or written.
+      ProcessError: the processes differ, or one is gone.
+      StoppedError: a signal came.
+    """
+    described = json.dumps(runs.describe(config), sort_keys=True)
+    processes.require_same("config, code and versions", described)
+    with _signals_kept() as signals, _claimed(workdir, config):
+        content = processes.led(lambda: runs.read_checkpoint(workdir), runs.RunError)
+        content = processes.hand_out(content or b"")
+        on_cpu = jax.default_backend() == "cpu"
+        plan = sweep.plan(
+            config,
+            jax.local_devices()[: 1 if on_cpu else None],
+            together=way.together,
+            workers=way.workers,
+            memory_share=way.memory_share,
+        )
+        _say(_headline(config, plan))
+        started = time.perf_counter()
+        program = sweep.build(config, plan)
+        compiled = time.perf_counter()
+        carry, before = runs.resumed(program, content)
+        if content:
+            _say(f"going on from {_place(config, carry)}")
+        carry = _advance(program, carry, workdir, way, before, signals)
+        wall = {"compile": compiled - started, "run": _since(compiled) + before}
+        result = sweep.finish(program, carry)
+        return processes.led(
+            lambda: _write(config, workdir, result, wall, pdf=way.pdf), runs.RunError
+        )
+
+
+def terminal(config: ConfigDict, summary: dict[str, Any]) -> str:
+    """The tables of a run, for a terminal."""
+    tables, _ = _readers(config)
+    return tables.terminal(summary)
+
+
+def _advance(
+    program: sweep.Sweep,
+    carry: sweep.Carry,
+    workdir: Path,
+    way: Way,
+    before: float,
+    signals: list[int],
+) -> sweep.Carry:
+    """Trains to the end, with a progress bar and checkpoints."""
+    config = program.config
+    done = sweep.steps_done(config, carry)
+    began = saved = time.perf_counter()
+    with tqdm(
+        total=sweep.cells(config) * config.steps,
+        initial=done,
+        unit="seed-step",
+        dynamic_ncols=True,
+        disable=not processes.leads(),
+    ) as bar:
+        while not sweep.is_done(config, carry):
+            late = _since(saved) >= way.checkpoint_seconds
+            stop, due = processes.any_of(bool(signals), late)
+            if stop or due:
+                _save(program, carry, workdir, _since(began) + before)
+                saved = time.perf_counter()
+            if stop:
+                raise StoppedError(_place(config, carry))
+            carry = sweep.advance(program, carry)
+            bar.set_description(_progress(config, carry))
+            bar.update(sweep.steps_done(config, carry) - bar.n)
+    rate = (sweep.steps_done(config, carry) - done) / _since(began)
+    _say(f"{rate:,.0f} seed-steps a second")
+    return carry
+
+
+def _save(
+    program: sweep.Sweep, carry: sweep.Carry, workdir: Path, seconds: float
+) -> None:
+    whole = sweep.collect(program, carry)
+    processes.led(
+        lambda: runs.save_checkpoint(workdir, program.config, whole, seconds),
+        runs.RunError,
+    )
+
+
+def _write(
+    config: ConfigDict,
+    workdir: Path,
+    result: sweep.Result,
+    wall: dict[str, float],
+    *,
+    pdf: bool,
+) -> dict[str, Any]:
+    tables, pictures = _readers(config)
+    with runs.staged(workdir) as stage:
+        run = runs.write_metrics(stage, config, result)
+        summary = tables.summarise(run, wall)
+        run = run._replace(summary=summary)
+        names = pictures.draw(run, stage / "figures", pdf=pdf)
+        (stage / "summary.csv").write_text(tables.csv_table(summary), "utf-8")
+        paths = [f"figures/{name}" for name in names]
+        (stage / "report.md").write_text(tables.markdown(summary, paths), "utf-8")
+        runs.write_summary(stage, summary)
+    runs.remove_checkpoints(workdir)
+    return summary
+
+
+def _readers(config: ConfigDict):
+    """What reads a run of this config, and what draws it."""
+    return (phase, phase_figures) if "grid" in config else (report, figures)
+
+
+def _headline(config: ConfigDict, plan: sweep.Plan) -> str:
+    count = sweep.cells(config) // (config.seeds * len(config.run_arms))
+    over = f" x {count} points" if count > 1 else ""
+    kind, number = plan.devices[0].device_kind, jax.process_count()
+    if plan.devices[0].platform == "cpu":
+        units, on_each, where = f"{kind}, {plan.workers} workers", plan.slots, ""
+    else:
+        units, on_each = f"{len(plan.devices)} x {kind}", plan.together * plan.workers
+        where = " of each"
+    units += f", {number} processes" if number > 1 else ""
+    need, have = plan.seed_bytes * on_each / 2**30, plan.device_bytes / 2**30
+    return (
+        f"{config.name}: {', '.join(config.run_arms)}; {config.seeds} seeds{over},"
+        f" {config.steps} steps\n"
+        f"{units}: {plan.slots * number} seeds at once, which need about"
+        f" {need:.2g} of {have:.3g} GiB{where}\ncompiling ..."
+    )
+
+
+def _place(config: ConfigDict, carry: sweep.Carry) -> str:
+    begun = [f"seed {int(r.kept.seeds[0])} on, step {r.step}" for r in carry.rounds]
+    done = sum(len(kept.seeds) for kept in carry.done)
+    return "; ".join([f"{done} of {config.seeds} seeds done", *begun[:1]])
+
+
+def _progress(config: ConfigDict, carry: sweep.Carry) -> str:
+    step = int(carry.rounds[0].step) if carry.rounds else config.steps
+    return f"seeds {int(carry.started)}/{config.seeds} step {step}/{config.steps}"
+
+
+def _since(moment: float) -> float:
+    return time.perf_counter() - moment
+
+
+def _say(text: str) -> None:
+    if processes.leads():
+        print(text, flush=True)
+
+
+@contextlib.contextmanager
+def _claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
+    """Process 0 holds the directory for all."""
+    with contextlib.ExitStack() as stack:
+        held = runs.claimed(workdir, config)
+        processes.led(lambda: stack.enter_context(held), runs.RunError)
+        yield
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM wait for the next checkpoint; a second one does not.
+
+    To be entered after `processes.join`, in which JAX puts a handler of its own.
+
+    Yields:
+      What came. An exception raised wherever the program happens to be could be lost
+      in a library, or leave something half done.
+    """
+    kept: list[int] = []
+
+    def keep(number: int, frame) -> None:
+        del frame
+        kept.append(number)
+        for name in before:
+            signal.signal(name, signal.SIG_DFL)
+
+    before = {name: signal.signal(name, keep) for name in _STOP}
+    try:
+        yield kept
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

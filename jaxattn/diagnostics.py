@@ -1,0 +1,337 @@
+"""What a head is doing: routing, usage, agreement, geometry, as pure functions.
+
+The signals themselves (compatibility, advantage, column usage, prototype signals) are
+in `laws`, the entropy of attention in `attention`. Where a question has no answer (a
+query that sees nothing, a source that nobody uses, a vector without direction) the
+answer is marked as not `known`, and left out of means; it is never NaN, also in
+gradients.
+"""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from jaxattn import attention
+
+
+class Answer(NamedTuple):
+    """Numbers, and which of them answer the question; the others are 0."""
+
+    value: jax.Array
+    known: jax.Array  # boolean, of the same shape
+
+
+class Orthogonality(NamedTuple):
+    """How the directions of vectors lie to each other."""
+
+    absolute: Answer  # mean |cos| over pairs: 0 orthogonal, 1 parallel or opposite
+    signed: Answer  # mean cos over pairs: 1 all alike, below 0 apart
+
+
+class Manifold(NamedTuple):
+    """Principal axes of points."""
+
+    centre: jax.Array  # (d,)
+    axes: jax.Array  # (k, d) orthonormal, by falling variance; k = min(n, d)
+    variance: jax.Array  # (k,) along each, of all n points
+
+
+def mean(answer: Answer) -> Answer:
+    """Mean of the known numbers; known if any is."""
+    count = jnp.sum(answer.known)
+    total = jnp.sum(jnp.where(answer.known, answer.value, 0))
+    return _divided(total, count.astype(total.dtype))
+
+
+# --- routing
+
+
+def relative_entropy(weight: jax.Array, mask=None) -> Answer:
+    """Entropy of attention as a share of what a query could spread over.
+
+    H_i / log n_i, n_i the number of sources that i may look at
+
+    Args:
+      weight: a (T, S).
+      mask: (T, S) boolean; None: everything may be looked at.
+
+    Returns:
+      (T,) from 0 (one source) to 1 (all alike); not known where n_i < 2: no choice.
+    """
+    chex.assert_rank(weight, 2)
+    seen = jnp.ones(weight.shape, bool) if mask is None else jnp.asarray(mask)
+    chex.assert_equal_shape([weight, seen])
+    count = jnp.sum(seen, axis=1)
+    choice = jnp.log(jnp.maximum(count, 1).astype(weight.dtype))
+    return _divided(attention.attention_entropy(weight), choice)
+
+
+def effective_sources(weight: jax.Array) -> jax.Array:
+    """How many sources each query looks at, in effect.
+
+    exp H_i
+
+    Args:
+      weight: a (T, S).
+
+    Returns:
+      (T,) from 1 to S; 0 for a query that looks nowhere.
+    """
+    looks = jnp.sum(weight, axis=1) > 0
+    return jnp.where(looks, jnp.exp(attention.attention_entropy(weight)), 0)
+
+
+def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
+    """How hard the loss pulls at each query's attention.
+
+    Σ_j a_ij A_ij²: the variance of the compatibility under the weights
+
+    Args:
+      weight: a (T, S).
+      advantage: A (T, S).
+
+    Returns:
+      (T,) in (nats per unit of compatibility)², 0 where attention is one-hot: the gate
+      is shut, however large the advantage of what is not looked at.
+
+    Source: the paper, section 8; `streaming.LawStatistics` has its sum over queries.
+    """
+    chex.assert_rank([weight, advantage], 2)
+    chex.assert_equal_shape([weight, advantage])
+    return jnp.sum(weight * advantage**2, axis=1)
+
+
+def drift(weight: jax.Array, final: jax.Array) -> jax.Array:
+    """How far each query's attention is from where it ends.
+
+    ½ Σ_j |a_ij - a_ij at the end|, the total variation
+
+    Args:
+      weight: a (T, S).
+      final: a (T, S).
+
+    Returns:
+      (T,) from 0 (there) to 1 (nothing in common).
+    """
+    chex.assert_rank([weight, final], 2)
+    chex.assert_equal_shape([weight, final])
+    return jnp.sum(jnp.abs(weight - final), axis=1) / 2
+
+
+# --- sources
+
+
+def usage_entropy(usage: jax.Array) -> Answer:
+    """How evenly attention is spread over sources, as a share of all alike.
+
+    -Σ_j p_j log p_j / log S, p_j = N_j / Σ N
+
+    Args:
+      usage: N (S,), from `laws.column_usage`.
+
+    Returns:
+      From 0 (one source takes it all) to 1; not known for one source, or without use.
+    """
+    chex.assert_rank(usage, 1)
+    share = _divided(usage, jnp.sum(usage))
+    entropy = attention.attention_entropy(share.value[None])[0]
+    choice = jnp.log(jnp.asarray(len(usage), usage.dtype))
+    return _divided(entropy, jnp.where(share.known.all(), choice, 0))
+
+
+def usage_gini(usage: jax.Array) -> Answer:
+    """How unevenly attention is spread over sources.
+
+    Σ_jk |N_j - N_k| / (2 S Σ N), the Gini coefficient
+
+    Args:
+      usage: N (S,), from `laws.column_usage`.
+
+    Returns:
+      From 0 (all alike) to 1 - 1/S (one takes it all); not known without use.
+    """
+    chex.assert_rank(usage, 1)
+    size = len(usage)
+    # Sorted, each differs from those before it by its own share: no S x S array.
+    rank = 2 * jnp.arange(1, size + 1, dtype=usage.dtype) - size - 1
+    return _divided(jnp.vdot(rank, jnp.sort(usage)), size * jnp.sum(usage))
+
+
+def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
+    """How far the queries that use a source ask the same of it.
+
+    ‖Σ_i a_ij u_i‖ / Σ_i a_ij ‖u_i‖, the mean resultant length
+
+    Args:
+      weight: a (T, S).
+      upstream: u (T, d_v).
+
+    Returns:
+      (S,) from 0 (their signals cancel) to 1 (one direction); not known for a source
+      that no query with a signal uses.
+
+    Source: the paper, section 8 (specialisation); mean resultant length: Mardia, Jupp,
+    Directional Statistics, 2.3.
+    """
+    chex.assert_rank([weight, upstream], 2)
+    return _divided(_norm(weight.T @ upstream), weight.T @ _norm(upstream))
+
+
+# --- geometry
+
+
+def orthogonality(vector: jax.Array) -> Orthogonality:
+    """How orthogonal the directions of keys, or other vectors, are to each other.
+
+    mean over j ≠ k of |cos(k_j, k_k)|, and of cos(k_j, k_k)
+
+    Args:
+      vector: (S, d); zero vectors have no direction, and are left out.
+
+    Returns:
+      Orthogonality; not known below two directions. In d dimensions random directions
+      have a mean |cos| near √(2 / π d): see `key_null` for what to compare with.
+    """
+    chex.assert_rank(vector, 2)
+    direction, has_one = _directions(vector)
+    cosine = direction @ direction.T
+    pair = has_one[:, None] & has_one[None] & ~jnp.eye(len(vector), dtype=bool)
+    return Orthogonality(
+        mean(Answer(jnp.abs(cosine), pair)), mean(Answer(cosine, pair))
+    )
+
+
+def key_null(
+    random_key: jax.Array, inputs: jax.Array, d_k: int, draws: int
+) -> Orthogonality:
+    """The orthogonality of keys that nothing was learned by: K = X W, W random.
+
+    Args:
+      random_key: of the draws.
+      inputs: X (S, d_x), those of the keys to be compared.
+      d_k: width of the keys.
+      draws: how many W, of independent N(0, 1).
+
+    Returns:
+      Orthogonality, each of (draws,): a null distribution.
+    """
+    chex.assert_rank(inputs, 2)
+
+    def one(random_key: jax.Array) -> Orthogonality:
+        shape = (inputs.shape[1], d_k)
+        return orthogonality(
+            inputs @ jax.random.normal(random_key, shape, inputs.dtype)
+        )
+
+    return jax.lax.map(one, jax.random.split(random_key, draws))
+
+
+def query_key_alignment(weight: jax.Array, query: jax.Array, key: jax.Array) -> Answer:
+    """How far each query points the way of the keys that it looks at.
+
+    Σ_j a_ij cos(q_i, k_j) / Σ_j a_ij, over keys that have a direction
+
+    Args:
+      weight: a (T, S).
+      query: q (T, d_k).
+      key: k (S, d_k).
+
+    Returns:
+      (T,) from -1 to 1; not known for a query without direction or that looks at none.
+    """
+    chex.assert_rank([weight, query, key], 2)
+    (of_query, has_query), (of_key, has_key) = map(_directions, (query, key))
+    used = jnp.where(has_query[:, None] & has_key[None], weight, 0)
+    return _divided(
+        jnp.sum(used * (of_query @ of_key.T), axis=1), jnp.sum(used, axis=1)
+    )
+
+
+def manifold(points: jax.Array) -> Manifold:
+    """Principal axes of points, such as the values of all steps of a trajectory.
+
+    The sign of an axis is such that its largest component, the first if several are,
+    is above 0; so the same points always look the same. Not to be differentiated: axes
+    of equal variance have no derivative.
+
+    Args:
+      points: (n, d); a trajectory (steps, S, d) as (steps S, d), so that all of it is
+        seen along one basis.
+
+    Returns:
+      Manifold.
+    """
+    chex.assert_rank(points, 2)
+    centre = jnp.mean(points, axis=0)
+    _, singular, axes = jnp.linalg.svd(points - centre[None], full_matrices=False)
+    largest = jnp.argmax(jnp.abs(axes), axis=1, keepdims=True)
+    sign = jnp.where(jnp.take_along_axis(axes, largest, axis=1) < 0, -1, 1)
+    return Manifold(centre, axes * sign, singular**2 / len(points))
+
+
+def coordinates(manifold: Manifold, points: jax.Array) -> jax.Array:
+    """Points (..., d) along the axes of a manifold: (..., k)."""
+    flat = points.reshape(-1, points.shape[-1]) - manifold.centre[None]
+    return (flat @ manifold.axes.T).reshape(*points.shape[:-1], -1)
+
+
+def explained(variance: jax.Array) -> Answer:
+    """Share of the variance along each axis (k,); not known if there is none at all."""
+    chex.assert_rank(variance, 1)
+    return _divided(variance, jnp.sum(variance))
+
+
+def participation_ratio(variance: jax.Array) -> jax.Array:
+    """Over how many axes the variance is spread, in effect.
+
+    (Σ λ)² / Σ λ²
+
+    Args:
+      variance: λ (k,).
+
+    Returns:
+      From 1 (a line) to k (a ball); 0 for a single point.
+    """
+    share = explained(variance)
+    return _divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2)).value
+
+
+def dimension(variance: jax.Array, share: float) -> jax.Array:
+    """The fewest axes that hold a share of the variance, such as 0.95.
+
+    Args:
+      variance: (k,), falling.
+      share: above 0, at most 1.
+
+    Returns:
+      Whole number from 1 to k; 0 for a single point.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share={share!r}: allowed: above 0, at most 1")
+    held = jnp.cumsum(variance)
+    # To rounding: else the last of equal axes may be one too many.
+    missing = held < (share - 1e-6) * held[-1]
+    return jnp.where(held[-1] > 0, jnp.sum(missing) + 1, 0)
+
+
+def _divided(above: jax.Array, below: jax.Array) -> Answer:
+    """A ratio, known where it is not of something to nothing."""
+    known = jnp.broadcast_to(below > 0, jnp.broadcast_shapes(above.shape, below.shape))
+    return Answer(jnp.where(known, above / jnp.where(below > 0, below, 1), 0), known)
+
+
+def _norm(vector: jax.Array) -> jax.Array:
+    """Lengths along the last axis, whose gradient at 0 is 0."""
+    square = jnp.sum(vector**2, axis=-1)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+
+
+def _directions(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Unit vectors (n, d), and which vectors (n,) have a direction."""
+    # By the largest part first, or the square of a short one is 0.
+    size = jnp.max(jnp.abs(vector), axis=1, keepdims=True)
+    scaled = vector / jnp.where(size > 0, size, 1)
+    answer = _divided(scaled, _norm(scaled)[:, None])
+    return answer.value, size[:, 0] > 0

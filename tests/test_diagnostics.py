@@ -1,0 +1,281 @@
+"""Diagnostics against their definitions, where they have an answer and where not."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from problems import random_mask, random_problem
+
+from jaxattn import attention, diagnostics, laws, streaming
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def head():
+    """A head whose query 2 sees nothing, query 0 one source, and query 5 is sure."""
+    params, inputs, targets = random_problem(0, length=9)
+    mask = np.array(random_mask(0, 9))
+    mask[2] = False
+    mask[0] = np.arange(9) == 4
+    score = np.array(attention.forward(params, inputs, mask).score)
+    mask[5] = True
+    score[5] = np.where(np.arange(9) == 3, 1e4, 0)
+    weight = attention.weights(jnp.array(score), mask)
+    forward = attention.forward(params, inputs)._replace(weight=weight)
+    context = weight @ forward.value
+    logit = attention.read_out(params, context)
+    upstream = laws.upstream_gradient(laws.logit_gradient(logit, targets), params.w_o)
+    return forward, upstream, mask
+
+
+def advantage_of(head):
+    forward, upstream, _ = head
+    return laws.advantage(forward.weight, laws.compatibility(upstream, forward.value))
+
+
+def test_relative_entropy(head):
+    forward, _, mask = head
+    value, known = diagnostics.relative_entropy(forward.weight, mask)
+    for i, row in enumerate(np.asarray(forward.weight)):
+        count = mask[i].sum()
+        assert known[i] == (count > 1)
+        if known[i]:
+            p = row[row > 0]
+            entropy = -(p * np.log(p)).sum()
+            np.testing.assert_allclose(value[i], entropy / math.log(count), atol=1e-12)
+    assert not known[0]
+    assert not known[2]
+    assert known[5]
+    assert value[5] == 0
+
+
+def test_relative_entropy_is_what_taps_say():
+    params, inputs, _ = random_problem(1, length=11, d_k=3, d_v=3)
+    f = attention.forward(params, inputs, attention.causal_mask(11))
+    ours = diagnostics.relative_entropy(f.weight, attention.causal_mask(11))
+
+    def loss(tap):
+        context = streaming.attend(f.query, f.key, f.value, causal=True, tap=tap)
+        return jnp.sum(context)
+
+    tap = streaming.zero_tap(11, dtype=jnp.float64)
+    theirs = jax.grad(loss)(tap).relative_entropy
+    np.testing.assert_allclose(diagnostics.mean(ours).value, theirs, rtol=1e-10)
+
+
+def test_effective_sources(head):
+    effective = diagnostics.effective_sources(head[0].weight)
+    assert effective[2] == 0
+    np.testing.assert_allclose(effective[np.array([0, 5])], 1)
+    np.testing.assert_allclose(
+        diagnostics.effective_sources(jnp.full((1, 7), 1 / 7)), 7
+    )
+
+
+def test_routing_pressure_is_a_variance(head):
+    forward, upstream, _ = head
+    pressure = diagnostics.routing_pressure(forward.weight, advantage_of(head))
+    b = np.asarray(laws.compatibility(upstream, forward.value))
+    a = np.asarray(forward.weight)
+    middle = (a * b).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(
+        pressure, (a * (b - middle) ** 2).sum(axis=1), atol=1e-14
+    )
+    assert pressure[5] == 0
+    assert np.abs(advantage_of(head)[5]).max() > 1e-3
+
+
+def test_drift():
+    sure, other = jnp.eye(3), jnp.roll(jnp.eye(3), 1, axis=1)
+    np.testing.assert_array_equal(diagnostics.drift(sure, other), 1)
+    np.testing.assert_array_equal(diagnostics.drift(sure, sure), 0)
+    even = jnp.full((3, 3), 1 / 3)
+    np.testing.assert_allclose(diagnostics.drift(even, sure), 2 / 3)
+
+
+def test_usage(head):
+    usage = np.asarray(laws.column_usage(head[0].weight))
+    size, share = len(usage), usage / usage.sum()
+    used = share[share > 0]
+    entropy = -(used * np.log(used)).sum() / math.log(size)
+    value, known = diagnostics.usage_entropy(jnp.array(usage))
+    np.testing.assert_allclose(value, entropy, atol=1e-12)
+    assert known
+    pairs = np.abs(usage[:, None] - usage[None]).sum() / (2 * size * usage.sum())
+    np.testing.assert_allclose(
+        diagnostics.usage_gini(jnp.array(usage)).value, pairs, atol=1e-12
+    )
+    one = jnp.zeros(5).at[2].set(3.0)
+    np.testing.assert_allclose(diagnostics.usage_gini(one).value, 0.8)
+    np.testing.assert_allclose(diagnostics.usage_entropy(one).value, 0)
+    np.testing.assert_allclose(diagnostics.usage_entropy(jnp.ones(5)).value, 1)
+    for nothing in (diagnostics.usage_entropy, diagnostics.usage_gini):
+        assert not nothing(jnp.zeros(5)).known
+    assert not diagnostics.usage_entropy(jnp.ones(1)).known
+
+
+def test_specialisation(head):
+    forward, upstream, _ = head
+    a, u = np.asarray(forward.weight), np.array(upstream)
+    value, known = diagnostics.specialisation(forward.weight, upstream)
+    for j in range(9):
+        above = np.linalg.norm((a[:, j, None] * u).sum(axis=0))
+        below = (a[:, j] * np.linalg.norm(u, axis=1)).sum()
+        assert known[j] == (below > 0)
+        if known[j]:
+            np.testing.assert_allclose(value[j], above / below, atol=1e-12)
+    ask = jnp.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    look = jnp.eye(4)[:, :3].at[1].set([1.0, 0.0, 0.0])
+    value, known = diagnostics.specialisation(look, ask)
+    np.testing.assert_array_equal(known, [True, False, True])
+    np.testing.assert_allclose(value, [0, 0, 1], atol=1e-15)
+
+
+def test_orthogonality_against_every_pair():
+    keys = np.random.default_rng(0).normal(size=(7, 3))
+    keys[2] = 0
+    keys[4] *= 1e-200  # short, and yet it points somewhere
+    kept = np.delete(keys, 2, axis=0)
+    kept /= np.abs(kept).max(axis=1, keepdims=True)
+    unit = kept / np.linalg.norm(kept, axis=1, keepdims=True)
+    cosines = [unit[j] @ unit[k] for j in range(6) for k in range(6) if j != k]
+    found = diagnostics.orthogonality(jnp.array(keys))
+    np.testing.assert_allclose(found.absolute.value, np.abs(cosines).mean(), atol=1e-12)
+    np.testing.assert_allclose(found.signed.value, np.mean(cosines), atol=1e-12)
+
+
+def test_orthogonality_of_axes_and_of_one():
+    axes = jnp.concatenate([jnp.eye(3), -jnp.eye(3)[:1]])
+    found = diagnostics.orthogonality(axes)
+    np.testing.assert_allclose(found.absolute.value, 1 / 6)  # one pair of six
+    np.testing.assert_allclose(found.signed.value, -1 / 6)
+    for few in (jnp.ones((1, 3)), jnp.zeros((4, 3)), jnp.eye(3)[:1]):
+        assert not diagnostics.orthogonality(few).absolute.known
+
+
+def test_the_null_of_keys_is_that_of_random_directions():
+    """Of orthogonal inputs; E|cos| in d dimensions is Γ(d/2) / √π Γ((d+1)/2)."""
+    null = diagnostics.key_null(jax.random.key(0), jnp.eye(30), 5, draws=200)
+    expected = math.gamma(2.5) / (math.sqrt(math.pi) * math.gamma(3))
+    assert null.absolute.value.shape == (200,)
+    np.testing.assert_allclose(null.absolute.value.mean(), expected, rtol=0.01)
+    np.testing.assert_allclose(null.signed.value.mean(), 0, atol=0.01)
+
+
+def test_query_key_alignment():
+    key = jnp.array([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]])
+    query = jnp.array([[5.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, -1.0]])
+    weight = jnp.array([[1.0, 0, 0], [0.5, 0.5, 0], [1, 0, 0], [0.2, 0.4, 0.4]])
+    value, known = diagnostics.query_key_alignment(weight, query, key)
+    np.testing.assert_array_equal(known, [True, True, False, True])
+    np.testing.assert_allclose(value, [1, math.sqrt(0.5), 0, -2 / 3], atol=1e-15)
+    blind = diagnostics.query_key_alignment(jnp.eye(3)[2:], query[:1], key)
+    assert not blind.known.any()
+
+
+def test_manifold_of_a_trajectory_has_one_basis():
+    rng = np.random.default_rng(0)
+    steps = rng.normal(size=(6, 8, 2)) @ rng.normal(size=(2, 5)) + 3.0
+    found = diagnostics.manifold(jnp.array(steps.reshape(-1, 5)))
+    covariance = np.cov(steps.reshape(-1, 5).T, bias=True)
+    eigenvalues = np.linalg.eigvalsh(covariance)[::-1]
+    np.testing.assert_allclose(found.variance, eigenvalues, atol=1e-12)
+    np.testing.assert_allclose(found.axes @ found.axes.T, np.eye(5), atol=1e-12)
+    along = np.asarray(diagnostics.coordinates(found, jnp.array(steps)))
+    assert along.shape == (6, 8, 5)
+    np.testing.assert_allclose(along[..., 2:], 0, atol=1e-12)
+    np.testing.assert_allclose(
+        np.asarray(found.centre) + along @ np.asarray(found.axes), steps, atol=1e-12
+    )
+    share = diagnostics.explained(found.variance)
+    np.testing.assert_allclose(share.value[:2].sum(), 1)
+    assert diagnostics.dimension(found.variance, 0.95) in (1, 2)
+
+
+def test_signs_of_axes_do_not_depend_on_who_computes():
+    points = np.random.default_rng(1).normal(size=(20, 4))
+    axes = diagnostics.manifold(jnp.array(points)).axes
+    again = diagnostics.manifold(jnp.array(points[::-1])).axes
+    np.testing.assert_allclose(axes, again, atol=1e-12)
+    assert (np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("variance", "ratio", "dimension"),
+    [
+        ([1.0, 0.0, 0.0], 1, 1),
+        ([1.0, 1.0, 1.0], 3, 3),
+        ([0.96, 0.03, 0.01], 1 / (0.96**2 + 0.03**2 + 0.01**2), 1),
+        ([0.9, 0.05, 0.05], 1 / (0.81 + 0.005), 2),
+        ([0.0, 0.0, 0.0], 0, 0),
+    ],
+)
+def test_how_many_dimensions(variance, ratio, dimension):
+    variance = jnp.array(variance)
+    np.testing.assert_allclose(diagnostics.participation_ratio(variance), ratio)
+    assert diagnostics.dimension(variance, 0.95) == dimension
+    assert diagnostics.explained(variance).known.all() == (dimension > 0)
+
+
+def test_a_share_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"^share=1.5: allowed: above 0, at most 1"):
+        diagnostics.dimension(jnp.ones(3), 1.5)
+
+
+def all_of_them(weight, upstream, forward, mask):
+    """A number that depends on every diagnostic of weights and signals."""
+    advantage = laws.advantage(weight, laws.compatibility(upstream, forward.value))
+    answers = [
+        diagnostics.mean(diagnostics.relative_entropy(weight, mask)),
+        diagnostics.usage_entropy(laws.column_usage(weight)),
+        diagnostics.usage_gini(laws.column_usage(weight)),
+        diagnostics.mean(diagnostics.specialisation(weight, upstream)),
+        diagnostics.mean(
+            diagnostics.query_key_alignment(weight, forward.query, forward.key)
+        ),
+    ]
+    others = [
+        diagnostics.effective_sources(weight).mean(),
+        diagnostics.routing_pressure(weight, advantage).sum(),
+    ]
+    return sum(answer.value for answer in answers) + sum(others)
+
+
+def test_gradients_are_right_where_there_are_any(head):
+    """By the scores, of a row that sees nothing, a sure one and one without choice."""
+    forward, upstream, mask = head
+    score = jnp.where(forward.weight > 1e-12, jnp.log(forward.weight + 1e-300), -50.0)
+
+    def of(score, upstream):
+        weight = attention.weights(score, mask)
+        return all_of_them(weight, upstream, forward, mask)
+
+    # Query 5 is so sure that its signal is tiny: larger steps are not small beside it.
+    steps = {"eps": 1e-6, "rtol": 1e-7, "atol": 1e-7}
+    check_grads(of, (score, upstream), order=1, modes=["rev"], **steps)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e-300])
+def test_nothing_is_ever_nan(head, scale):
+    forward, upstream, mask = head
+    for weight in (forward.weight, jnp.zeros((9, 9)), jnp.eye(9)):
+        numbers = jax.value_and_grad(all_of_them, (0, 1))(
+            weight, scale * upstream, forward, mask
+        )
+        for number in jax.tree.leaves(numbers):
+            assert np.isfinite(number).all()
+    still = diagnostics.manifold(jnp.full((5, 3), 2.0))
+    assert all(np.isfinite(leaf).all() for leaf in still)
+    assert diagnostics.dimension(still.variance, 0.9) == 0
+
+
+def test_under_jit_and_vmap(head):
+    forward, upstream, mask = head
+    bare = all_of_them(forward.weight, upstream, forward, mask)
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (forward, upstream))
+    many = jax.jit(jax.vmap(lambda f, u: all_of_them(f.weight, u, f, mask)))(*stack)
+    np.testing.assert_allclose(many, bare, rtol=1e-12)

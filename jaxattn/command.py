@@ -47,7 +47,9 @@ def read_config(
 def keep_programs() -> None:
     """Compiled programs are kept for the next run, in `programs_folder`.
 
-    Where that cannot be written they are not kept, and a line on stderr says so.
+    Where that cannot be written they are not kept, and a line on stderr says so. JAX
+    does not write an entry at once: one that a killed run left in half is reported by
+    it, and compiled anew.
     """
     folder = programs_folder()
     try:

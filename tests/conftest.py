@@ -24,11 +24,18 @@ hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compile_once(tmp_path_factory):
-    """Programs that several tests, or commands that they start, compile alike."""
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    jax.config.update("jax_compilation_cache_dir", folder)
+def _compile_once(tmp_path_factory, request):
+    """Programs that several tests, or commands that they start, compile alike.
+
+    One folder for all workers of pytest-xdist; or JAX_COMPILATION_CACHE_DIR, for
+    several runs of the tests.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent
+    name = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 class Reference(NamedTuple):

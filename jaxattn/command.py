@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -44,21 +45,26 @@ def read_config(
     return config
 
 
-def keep_programs() -> None:
-    """Compiled programs are kept for the next run, in `programs_folder`.
+def keep_programs(wanted: bool) -> None:
+    """Keeps compiled programs for the next run in `programs_folder`, or does not.
 
     Where that cannot be written they are not kept, and a line on stderr says so. JAX
-    does not write an entry at once: one that a killed run left in half is reported by
-    it, and compiled anew.
+    does not write an entry at once: of one that a killed run left in half it warns at
+    each run, which compiles it anew, until the file is removed.
     """
-    folder = programs_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"{folder}: no programs kept ({error.strerror})", file=sys.stderr)
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if wanted:
+        folder = programs_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            print(f"{folder}: no programs kept ({error.strerror})", file=sys.stderr)
+            wanted = False
+        else:
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_enable_compilation_cache", wanted)
 
 
 def programs_folder() -> Path:

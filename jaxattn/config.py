@@ -55,7 +55,7 @@ def _wholes(low: int) -> Rule:
             and all(type(x) is int and x >= low for x in v)
             and len(set(v)) == len(v)
         ),
-        lambda text: tuple(_parse_whole(part) for part in text.split(",")),
+        lambda text: tuple(map(_parse_whole, text.split(","))) if text else (),
     )
 
 

@@ -70,7 +70,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
       Names of the PNG files.
     """
     functions = {"curves": _curves, "final": _final}
-    if run.metrics["attention"].size:
+    if "attention" in run.metrics:
         functions["attention"] = _attention
     return save(functions, run, folder, pdf=pdf)
 

@@ -52,10 +52,12 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
       ProcessError: the processes differ, or one is gone.
       StoppedError: a signal came.
     """
-    described = json.dumps(runs.describe(config), sort_keys=True)
-    processes.require_same("config, code and versions", described)
-    with _signals_kept() as signals, _claimed(workdir, config):
-        content = processes.led(lambda: runs.read_checkpoint(workdir), runs.RunError)
+    with _signals_kept() as signals, contextlib.ExitStack() as stack:
+        described = json.dumps(runs.describe(config), sort_keys=True)
+        processes.require_same("config, code and versions", described)
+        held = runs.claimed(workdir, config)  # by process 0, for all
+        processes.led(lambda: stack.enter_context(held))
+        content = processes.led(lambda: runs.read_checkpoint(workdir))
         content = processes.hand_out(content or b"")
         on_cpu = jax.default_backend() == "cpu"
         plan = sweep.plan(
@@ -75,9 +77,12 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
         carry = _advance(program, carry, workdir, way, before, signals)
         wall = {"compile": compiled - started, "run": _since(compiled) + before}
         result = sweep.finish(program, carry)
-        return processes.led(
-            lambda: _write(config, workdir, result, wall, pdf=way.pdf), runs.RunError
+        summary = processes.led(
+            lambda: _write(config, workdir, result, wall, pdf=way.pdf)
         )
+        if processes.leads():
+            runs.remove_checkpoints(workdir)
+        return summary
 
 
 def terminal(config: ConfigDict, summary: dict[str, Any]) -> str:
@@ -125,10 +130,7 @@ def _save(
     program: sweep.Sweep, carry: sweep.Carry, workdir: Path, seconds: float
 ) -> None:
     whole = sweep.collect(program, carry)
-    processes.led(
-        lambda: runs.save_checkpoint(workdir, program.config, whole, seconds),
-        runs.RunError,
-    )
+    processes.led(lambda: runs.save_checkpoint(workdir, program.config, whole, seconds))
 
 
 def _write(
@@ -149,7 +151,6 @@ def _write(
         paths = [f"figures/{name}" for name in names]
         (stage / "report.md").write_text(tables.markdown(summary, paths), "utf-8")
         runs.write_summary(stage, summary)
-    runs.remove_checkpoints(workdir)
     return summary
 
 
@@ -168,12 +169,14 @@ def _headline(config: ConfigDict, plan: sweep.Plan) -> str:
         units, on_each = f"{len(plan.devices)} x {kind}", plan.together * plan.workers
         where = " of each"
     units += f", {number} processes" if number > 1 else ""
-    need, have = plan.seed_bytes * on_each / 2**30, plan.device_bytes / 2**30
+    need, of = f"{plan.seed_bytes * on_each / 2**30:.2g} GiB", ""
+    if plan.device_bytes is not None:
+        of = f" of {plan.device_bytes / 2**30:.3g}"
     return (
         f"{config.name}: {', '.join(config.run_arms)}; {config.seeds} seeds{over},"
         f" {config.steps} steps\n"
         f"{units}: {plan.slots * number} seeds at once, which need about"
-        f" {need:.2g} of {have:.3g} GiB{where}\ncompiling ..."
+        f" {need}{of}{where}\ncompiling ..."
     )
 
 
@@ -198,19 +201,10 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
-    """Process 0 holds the directory for all."""
-    with contextlib.ExitStack() as stack:
-        held = runs.claimed(workdir, config)
-        processes.led(lambda: stack.enter_context(held), runs.RunError)
-        yield
-
-
-@contextlib.contextmanager
 def _signals_kept() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM wait for the next checkpoint; a second one does not.
 
-    To be entered after `processes.join`, in which JAX puts a handler of its own.
+    While a process waits for another, Python hears of neither.
 
     Yields:
       What came. An exception raised wherever the program happens to be could be lost

@@ -3,7 +3,9 @@
 Every process calls these functions at the same point. In one process they cost nothing.
 """
 
+import collections
 import hashlib
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +17,7 @@ from jax.experimental import multihost_utils
 HEARTBEAT_SECONDS = 30
 # Seconds that processes wait for each other at the start.
 START_SECONDS = 120
+_PIECE = 2**28  # bytes that are handed out at once
 
 
 class ProcessError(RuntimeError):
@@ -35,13 +38,18 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
       index: of this one.
 
     Raises:
-      ProcessError: the environment does not say, or the others did not come.
+      ProcessError: the environment does not say, the others did not come, or they have
+        other numbers of devices.
     """
+    # Its handler would keep SIGTERM from us.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             coordinator,
             count,
             index,
+            # SLURM would name one device for a process, also for one started by hand.
+            cluster_detection_method="deactivate" if coordinator else None,
             initialization_timeout=START_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
@@ -50,6 +58,22 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
         raise ProcessError(
             f"cannot join the other processes ({str(error).splitlines()[0]})"
         ) from None
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        raise ProcessError(
+            f"devices of the processes={sorted(counts.values())}: allowed: as many each"
+        )
+
+
+def neighbours() -> int:
+    """How many of the processes are on this machine, this one too.
+
+    Raises:
+      ProcessLostError: a process is gone.
+    """
+    name = hashlib.sha256(socket.gethostname().encode()).digest()
+    names = gather(np.frombuffer(name, np.uint8)[None])
+    return int((names == np.frombuffer(name, np.uint8)).all(axis=1).sum())
 
 
 def leads() -> bool:
@@ -105,17 +129,22 @@ def hand_out(content: bytes) -> bytes:
     if jax.process_count() == 1:
         return content
     with _together():
-        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-        mine = np.frombuffer(content, np.uint8) if leads() else np.zeros(size, np.uint8)
-        return np.asarray(multihost_utils.broadcast_one_to_all(mine)).tobytes()
+        size = np.frombuffer(len(content).to_bytes(8, "big"), np.uint8)
+        size = np.asarray(multihost_utils.broadcast_one_to_all(size))
+        size, pieces = int.from_bytes(size.tobytes(), "big"), []
+        for first in range(0, size, _PIECE):
+            piece = np.zeros(min(_PIECE, size - first), np.uint8)
+            if leads():
+                piece[:] = np.frombuffer(content[first : first + _PIECE], np.uint8)
+            pieces.append(np.asarray(multihost_utils.broadcast_one_to_all(piece)))
+    return b"".join(piece.tobytes() for piece in pieces)
 
 
-def led(function: Callable, *errors: type[Exception]):
+def led(function: Callable):
     """Calls a function in process 0 alone; where that fails, every process does.
 
     Args:
       function: of nothing.
-      errors: which of its errors the others are to hear of.
 
     Returns:
       What it gives, in process 0; None elsewhere.
@@ -128,7 +157,7 @@ def led(function: Callable, *errors: type[Exception]):
     if leads():
         try:
             result = function()
-        except errors as error:
+        except Exception as error:  # raised below, when the others know
             failure = error
     if any(any_of(failure is not None)):
         raise failure or ProcessError("process 0 stopped; it says why")

@@ -31,7 +31,7 @@ from jaxattn import sweep
 _CHECKPOINT = "*.msgpack"  # a digest and flax's bytes; its name is the steps done
 _DIGEST = hashlib.sha256
 # What a run may be resumed with though it was begun with others.
-_ANY = ("device.count", "processes", "git_commit")
+_ANY = ("device.count", "device.cores", "processes", "git_commit")
 _PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
 
 
@@ -53,7 +53,8 @@ class Run(NamedTuple):
 
         Args:
           name: of a metric.
-          where: axis -> its coordinate; axes that are not named stay.
+          where: axis -> its coordinate, or its place where the axis has no simple ones
+            (points of a grid, positions); axes that are not named stay.
 
         Raises:
           RunError: no such metric, axis or coordinate.
@@ -63,7 +64,10 @@ class Run(NamedTuple):
             self._known("axis", axis, dict.fromkeys(axes))
         index: list[Any] = [slice(None)] * len(axes)
         for axis, coordinate in where.items():
-            named = self.axes["coordinates"][axis]
+            size = self.metrics[name].shape[axes.index(axis)]
+            named = self.axes["coordinates"].get(axis, range(size))
+            if isinstance(named[0], dict):
+                named = range(size)
             places = {str(value): place for place, value in enumerate(named)}
             index[axes.index(axis)] = self._known(axis, str(coordinate), places)
         return self.metrics[name][tuple(index)]
@@ -147,6 +151,8 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
         _require_same(workdir, config)
         for left_over in workdir.glob(".writing-*"):
             shutil.rmtree(left_over)
+        for left_over in workdir.glob("checkpoints/.*.new"):
+            left_over.unlink()
         yield
     finally:
         os.close(handle)
@@ -179,7 +185,7 @@ def _require_same(workdir: Path, config: ConfigDict) -> None:
 def save_checkpoint(
     workdir: Path, config: ConfigDict, carry: sweep.Carry, seconds: float
 ) -> None:
-    """Keeps a run in the middle, in place of the one kept before.
+    """Keeps a run in the middle, and the one kept before, but none before that.
 
     Args:
       workdir: claimed.
@@ -197,13 +203,12 @@ def save_checkpoint(
         if not (folder / "config.json").exists():
             text = _as_json(describe(config))
             _replace(folder / "config.json", text.encode())
-        before = list(folder.glob(_CHECKPOINT))
+        before = sorted(folder.glob(_CHECKPOINT), key=_steps_of)
         content = serialization.to_bytes({"carry": carry, "seconds": seconds})
         path = folder / _CHECKPOINT.replace("*", str(steps))
         _replace(path, _DIGEST(content).digest() + content)
-        for old in before:
-            if old != path:
-                old.unlink()
+        for old in [old for old in before if old != path][:-1]:
+            old.unlink()
 
 
 def read_checkpoint(workdir: Path) -> bytes:
@@ -216,7 +221,7 @@ def read_checkpoint(workdir: Path) -> bytes:
       RunError: it is damaged, or cannot be read.
     """
     found = (workdir / "checkpoints").glob(_CHECKPOINT)
-    path = max(found, key=lambda path: int(path.stem), default=None)
+    path = max(found, key=_steps_of, default=None)
     if path is None:
         return b""
     try:
@@ -229,7 +234,8 @@ def read_checkpoint(workdir: Path) -> bytes:
     if not whole:
         raise RunError(
             f"workdir={str(workdir)!r}: its checkpoint is damaged ({reason}); allowed:"
-            f" another --workdir, or to remove {path} and start from what is before it"
+            f" another --workdir, or to remove {path}, to go on from the one before it"
+            " or else from the start"
         )
     return content[size:]
 
@@ -299,7 +305,7 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
         "seed": kept.seeds.tolist(),
         "eval": result.step.tolist(),
     }
-    if points is None:
+    if result.allowed is not None:
         of_map = ["query", "source"]
         arrays |= {"attention": kept.attention, "attention_allowed": result.allowed}
         axes["attention"] = ["arm", "snapshot_seed", "snapshot_step", *of_map]
@@ -307,7 +313,7 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
         snapshots = result.step[sweep.snapshot_indices(config)]
         coordinates["snapshot_seed"] = sorted(config.snapshot_seeds)
         coordinates["snapshot_step"] = snapshots.tolist()
-    else:
+    if points is not None:
         coordinates["point"] = [
             {"fresh": bool(fresh), "ratio": float(ratio), "scale": float(scale)}
             for fresh, ratio, scale in zip(*points, strict=True)
@@ -364,7 +370,11 @@ def describe(config: ConfigDict) -> dict[str, Any]:
         "config": _plain(config),
         "versions": {"jaxattn": jaxattn.__version__}
         | {name: metadata.version(name) for name in _PACKAGES},
-        "device": {"kind": devices[0].device_kind, "count": len(devices)},
+        "device": {
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "cores": os.cpu_count(),
+        },
         "processes": jax.process_count(),
         "code": _code(),
         "git_commit": _git_commit(),
@@ -406,6 +416,10 @@ def _differing(held: dict, wanted: dict, prefix: str = "") -> list[str]:
         elif old != new:
             names.append(f"{prefix}{key}")
     return names
+
+
+def _steps_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     together: int  # seeds of a batch on each
     workers: int  # batches at the same time, a thread each
     seed_bytes: int  # that one seed needs while it trains, by `memory.peak`
-    device_bytes: int  # that a device has; those of a CPU share it
+    device_bytes: int | None  # that a device has, if it says; those of a CPU share it
 
     @property
     def batch(self) -> int:
@@ -114,7 +114,7 @@ class Result(NamedTuple):
 
     step: np.ndarray  # (evaluation,)
     kept: Kept  # of all seeds
-    allowed: np.ndarray | None  # (n, n) boolean, what snapshots could look at
+    allowed: np.ndarray | None  # (n, n) boolean, of snapshots; None without any
 
 
 class Sweep(NamedTuple):
@@ -123,11 +123,11 @@ class Sweep(NamedTuple):
     config: ConfigDict
     plan: Plan
     states: dict[str, schedules.State]  # arm -> shapes of a seed's
-    shown: int  # positions of an attention map; 0 of a grid
+    shown: int  # positions of an attention map; 0 without snapshots
     begin: Callable  # ids -> problems, initial states by structure; lead with slot
     train: dict[schedules.Structure, Callable]  # -> states, last finite step
     evaluate: Callable  # -> metrics
-    snapshot: Callable  # params, problems -> attention maps (slot, n, n)
+    snapshot: Callable | None  # params, inputs -> attention maps (slot, n, n)
     compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
 
 
@@ -172,10 +172,11 @@ def plan(
       together: seeds of a batch on each device; 0: one on a CPU, and elsewhere as many
         as there is room for.
       workers: batches at the same time; fewer if memory or seeds are too few.
-      memory_share: of a device's memory, how much may be used.
+      memory_share: of a device's memory, how much may be used; processes on one machine
+        share that of its CPU.
 
     Returns:
-      Plan, with the same numbers in every process.
+      Plan, with as many slots in every process.
 
     Raises:
       ConfigError: there is not enough memory.
@@ -185,18 +186,24 @@ def plan(
     device_bytes = memory.of_device(devices[0])
     here = -(-config.seeds // jax.process_count())
     count = min(len(devices), here)
-    usable = int(memory_share * device_bytes) // (count if on_cpu else 1)
-    fit = usable // seed_bytes  # on each device, at once
-    if together == 0:
-        together = 1 if on_cpu else max(1, min(fit, -(-here // count)))
+    share_it = count * processes.neighbours() if on_cpu else 1
+    if device_bytes is None:
+        fit = here if together else 1  # on each device, at once
+    else:
+        fit = int(memory_share * device_bytes) // share_it // seed_bytes
+    if together == 0 and on_cpu:
+        together = 1
+    elif together == 0:  # in as few rounds as can be, all of about one size
+        rounds = -(-here // (count * max(fit, 1)))
+        together = -(-here // (count * rounds))
     workers = min(workers, fit // together, -(-here // (count * together)))
     numbers = processes.gather(np.array([[count, together, workers]])).min(axis=0)
     count, together, workers = numbers.tolist()
     if workers == 0:
         raise config_lib.ConfigError(
             f"memory_share={memory_share:g}: {together} seeds of"
-            f" {seed_bytes / 2**30:.3g} GiB do not fit into {usable / 2**30:.3g} GiB;"
-            " allowed: a larger share, fewer seeds together, or a smaller task"
+            f" {seed_bytes / 2**30:.3g} GiB do not fit; allowed: a larger share, fewer"
+            " seeds together, or a smaller task"
         )
     return Plan(tuple(devices[:count]), together, workers, seed_bytes, device_bytes)
 
@@ -222,25 +229,20 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
         one = functools.partial(_train_points, config, structure)
         lowered.append(_lower(plan, one, shared, ids, states[structure], problem.train))
     params = _at_every_point(config, problem.params)
-    lowered += [
-        _lower(
-            plan,
-            functools.partial(_evaluate_points, config),
-            (np.int32(0), _fresh(config)),
-            *(ids, params, problem),
-        ),
-        _lower(
-            plan,
-            functools.partial(_attention_map, config),
-            (),
-            *(ids, problem.params, problem.heldout.inputs),
-        ),
-    ]
+    evaluate = functools.partial(_evaluate_points, config)
+    shared = np.int32(0), _fresh(config)
+    lowered.append(_lower(plan, evaluate, shared, ids, params, problem))
+    shown = 0
+    if snapshot_indices(config):
+        own = ids, problem.params, problem.heldout.inputs
+        lowered.append(
+            _lower(plan, functools.partial(_attention_map, config), (), *own)
+        )
+        shown = lowered[-1].out_info.shape[-1]
     with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
         compiled = tuple(pool.map(lambda program: program.compile(), lowered))
-    first, *train, evaluate, snapshot = (_spread(plan, program) for program in compiled)
-    in_grid = points(config) is not None
-    shown = 0 if in_grid else lowered[-1].out_info.shape[-1]
+    first, *others = (_spread(plan, program) for program in compiled)
+    train, (evaluate, *snapshot) = others[: len(arms)], others[len(arms) :]
     return Sweep(
         config,
         plan,
@@ -250,7 +252,7 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
         functools.lru_cache(1)(lambda ids: first((), np.array(ids, np.uint32))),
         dict(zip(arms, train, strict=True)),
         evaluate,
-        snapshot,
+        snapshot[0] if snapshot else None,
         compiled,
     )
 
@@ -303,7 +305,8 @@ def advance(sweep: Sweep, carry: Carry) -> Carry:
       The next Carry.
 
     Raises:
-      ConfigError: the task drew evidence that its own model calls impossible.
+      ConfigError: the task drew evidence that its own model calls impossible for a seed
+        of the first round. Of a later one, the metrics are NaN: it counts as diverged.
       ProcessLostError: another process is gone.
     """
     if not carry.rounds:
@@ -316,10 +319,10 @@ def advance(sweep: Sweep, carry: Carry) -> Carry:
 
 
 def finish(sweep: Sweep, carry: Carry) -> Result:
-    """What is kept of a finished run; attention maps only without a grid."""
+    """What is kept of a finished run."""
     config = sweep.config
     allowed = None
-    if points(config) is None:
+    if sweep.snapshot is not None:
         mask = head_mask(config, sweep.shown)
         allowed = np.ones((sweep.shown,) * 2, bool) if mask is None else mask
     return Result(evaluation_steps(config), _join(config, carry.done), allowed)
@@ -361,7 +364,7 @@ def _begin_round(sweep: Sweep, carry: Carry) -> Carry:
     seeds = np.arange(carry.started, min(carry.started + size, config.seeds))
     problems, states = sweep.begin(tuple(_slots(sweep.plan, seeds)))
     likely = np.isfinite(np.max(problems.log_bayes_heldout, axis=-1)).all()
-    if any(processes.any_of(not likely)):
+    if any(processes.any_of(not likely)) and carry.started == 0:
         raise config_lib.ConfigError(
             f"task.name={config.task.name!r}: drew evidence that is impossible under"
             " its own model; allowed: task settings that give it a positive probability"
@@ -439,20 +442,33 @@ def _record(
 
     maps = round_.kept.attention
     if index in snapshot_indices(config) and maps.shape[1]:
-        which = _pictured(config, round_.kept.seeds)
-        inputs = problems.heldout.inputs
         maps = maps.copy()
+        place = snapshot_indices(config).index(index)
+        which = _pictured(config, round_.kept.seeds)
         for row, arm in enumerate(config.run_arms):
-            drawn = sweep.snapshot((), ids, round_.states[arm].params, inputs)
-            drawn = processes.gather(drawn)[:count][which]
-            maps[row, :, snapshot_indices(config).index(index)] = drawn
+            drawn = _pictures(sweep, ids, round_.states[arm].params, problems)
+            maps[row, :, place] = processes.gather(drawn)[:count][which]
     kept = Kept(round_.kept.seeds, curves, since.astype(np.int32), maps)
     return round_._replace(kept=kept)
 
 
+def _pictures(
+    sweep: Sweep, ids: np.ndarray, params: Params, problems: Problem
+) -> np.ndarray:
+    """Attention maps (slot, n, n) of the seeds that are pictured; others hold any."""
+    pictured = np.flatnonzero(_pictured(sweep.config, ids))
+    if len(pictured) == 0:  # in this process
+        return np.zeros((len(ids), sweep.shown, sweep.shown), np.float32)
+    # Slots alike are done once.
+    place = np.full(len(ids), pictured[0])
+    place[pictured] = pictured
+    own = ids, params, problems.heldout.inputs
+    return sweep.snapshot((), *jax.tree.map(lambda leaf: np.asarray(leaf)[place], own))
+
+
 def snapshot_indices(config: ConfigDict) -> list[int]:
     """Evaluations at which attention maps are kept; none of a grid."""
-    if "grid" in config:
+    if not config.get("snapshot_seeds"):
         return []
     steps = [config.steps if s == -1 else s for s in config.snapshot_steps]
     return np.searchsorted(evaluation_steps(config), sorted(set(steps))).tolist()
@@ -594,7 +610,7 @@ def _attention_map(
     inputs: jax.Array,
 ) -> jax.Array:
     del shared, seed_id
-    length = min(config.get("snapshot_length", 1), len(inputs))
+    length = min(config.snapshot_length, len(inputs))
     if catalogue.TASKS[config.task.name].causal:
         inputs = inputs[:length]  # later positions are not looked at
     mask = head_mask(config, len(inputs))
@@ -774,6 +790,10 @@ def _seed_bytes(config: ConfigDict) -> int:
     evaluate = functools.partial(_evaluate_points, config)
     own = ids, _at_every_point(config, problem.params), problem
     traced.append(jax.make_jaxpr(evaluate)((steps, _fresh(config)), *own))
+    if snapshot_indices(config):
+        own = ids, problem.params, problem.heldout.inputs
+        snapshot = functools.partial(_attention_map, config)
+        traced.append(jax.make_jaxpr(snapshot)((), *own))
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
     return sum(map(memory.size, held)) + max(map(memory.peak, traced))
 

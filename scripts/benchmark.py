@@ -350,6 +350,8 @@ def time_training() -> tuple[dict, str]:
 def _training(config, devices: int = 1, **how: int) -> Call:
     """A round of seeds, from the first evaluation to the second."""
     plan = sweep.plan(config, jax.devices()[:devices], **how)
+    if plan.slots < config.seeds:
+        command.stop(f"length={_LENGTH.value}: allowed: what the memory has room for")
     program = sweep.build(config, plan)
     carry = sweep.advance(program, sweep.start())
     return lambda: sweep.advance(program, carry)
@@ -383,6 +385,8 @@ def _torch_training(problem: sweep.Problem, rate: float, steps: int) -> Call:
 
 def time_workers() -> tuple[dict, str]:
     """A seed and step by one worker, by several, and by a mesh; and the text."""
+    if jax.default_backend() != "cpu":
+        return {}, "workers: of a CPU only"
     cores = len(jax.devices())
     config = _sticky(seeds=cores, steps=10**6, run_arms=("sgd",))
     one = _sticky(seeds=1, steps=10**6, run_arms=("sgd",))

@@ -9,6 +9,7 @@ How it runs: --workers, --seeds_together, --memory_share, --checkpoint_seconds,
 """
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -48,18 +49,19 @@ def main(overrides: list[tuple[str, str]]) -> int:
         config = command.read_config(
             _CONFIG.value, overrides, config_lib.check, "configs/sticky.py"
         )
-        if _CACHE.value:
-            command.keep_programs()
+        command.keep_programs(_CACHE.value)
         _join()
         workdir = Path(_WORKDIR.value or Path("results") / config.name)
         summary = launch.train(config, workdir, _way())
     except processes.ProcessLostError as error:
-        _leave(f"{error}; the same command goes on from the last checkpoint")
+        _leave(f"{error}; the same command goes on from the last checkpoint, if any")
     except (config_lib.ConfigError, runs.RunError, processes.ProcessError) as error:
         command.stop(str(error))
     except launch.StoppedError as place:
         if processes.leads():
             again = shlex.join(["python", *sys.argv])
+            if jax.process_count() > 1:
+                again = "the same commands, for every process"
             print(f"\nstopped with {place}; go on with:\n{again}", file=sys.stderr)
         return 130
     if processes.leads():
@@ -76,6 +78,10 @@ def _join() -> None:
             raise config_lib.ConfigError(
                 f"coordinator={given[0]!r}, processes={given[1]}, process={given[2]}:"
                 " one is missing; allowed: all three, or --distributed"
+            )
+        if given[0] is not None and not re.fullmatch(r".+:\d+", given[0]):
+            raise config_lib.ConfigError(
+                f"coordinator={given[0]!r}: allowed: HOST:PORT of process 0"
             )
         processes.join(*given)
 

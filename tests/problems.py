@@ -74,6 +74,7 @@ def result_of(config, curves, maps=None):
     steps = sweep.evaluation_steps(config)
     finite = np.all([np.isfinite(curve) for curve in curves.values()], axis=0)
     since = np.where(finite.all(axis=-1), -1, steps[np.argmin(finite, axis=-1)])
+    allowed = None if maps is None else np.tri(maps.shape[-1], dtype=bool)
     maps = np.zeros((len(config.run_arms), 0, 0, 0, 0)) if maps is None else maps
     kept = sweep.Kept(np.arange(config.seeds), curves, since, maps)
-    return sweep.Result(steps, kept, np.tri(maps.shape[-1], dtype=bool))
+    return sweep.Result(steps, kept, allowed)

@@ -21,7 +21,7 @@ RUN = (
     "--config.seeds=5",
     "--config.snapshot_seeds=0,3",
 )
-LONG = (*RUN, "--config.steps=1e3")
+LONG = (*RUN, "--config.steps=600")
 
 
 def free_port():
@@ -121,7 +121,6 @@ def test_two_processes_that_slurm_starts_give_the_numbers_of_one(tmp_path, start
 def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
     tmp_path, start, whole, lost
 ):
-    """On with one process, in rounds of another size."""
     started = start(*LONG, f"--workdir={tmp_path}", "--checkpoint_seconds=0")
     wait_for_checkpoint(tmp_path, started[0])
     started[lost].kill()
@@ -137,9 +136,10 @@ def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
         assert "train.py: lost another process (" in error
         assert "the same command goes on from the last checkpoint" in error
     assert not (tmp_path / "summary.json").exists()
-    numbers, printed = alone(tmp_path, *LONG)
-    assert "going on from" in printed
-    assert numbers == whole
+    codes, printed, errors = end(start(*LONG, f"--workdir={tmp_path}"))
+    assert codes == [0, 0], errors
+    assert "going on from" in printed[0]
+    assert (tmp_path / "metrics.npz").read_bytes() == whole
 
 
 def test_stopping_one_process_stops_both_at_the_same_checkpoint(tmp_path, start, whole):
@@ -148,11 +148,10 @@ def test_stopping_one_process_stops_both_at_the_same_checkpoint(tmp_path, start,
     started[1].send_signal(signal.SIGTERM)
     codes, _, errors = end(started)
     assert codes == [130, 130]
-    assert "go on with:" in errors[0]
-    codes, printed, errors = end(start(*LONG, f"--workdir={tmp_path}"))
-    assert codes == [0, 0], errors
-    assert "going on from" in printed[0]
-    assert (tmp_path / "metrics.npz").read_bytes() == whole
+    assert "go on with:\nthe same commands, for every process" in errors[0]
+    numbers, printed = alone(tmp_path, *LONG)
+    assert "going on from" in printed
+    assert numbers == whole
 
 
 @pytest.mark.slow
@@ -191,6 +190,10 @@ def test_processes_with_different_configs_stop(tmp_path, start):
     [
         (("--processes=2",), "coordinator=None, processes=2, process=None: one is m"),
         (("--distributed",), "cannot join the other processes ("),
+        (
+            ("--coordinator=here", "--processes=2", "--process=0"),
+            "coordinator='here': allowed: HOST:PORT of process 0",
+        ),
     ],
 )
 def test_wrong_flags_are_one_line(flags, message):
@@ -211,5 +214,6 @@ def test_alone_everything_is_at_hand():
     assert processes.any_of(True, False) == [True, False]
     assert processes.hand_out(b"\x00\xff") == b"\x00\xff"
     assert processes.led(lambda: 3) == 3
+    assert processes.neighbours() == 1
     with pytest.raises(ZeroDivisionError):
-        processes.led(lambda: 1 / 0, ZeroDivisionError)
+        processes.led(lambda: 1 / 0)

@@ -298,10 +298,12 @@ def test_a_metric_is_selected_by_names(run):
     )
     assert run.select("diverged_step", arm="adam", seed=3) == 100
     assert run.select("attention", snapshot_step=0).shape == (3, 1, 6, 6)
+    assert run.select("attention_allowed", query=2).sum() == 3
     for name, where, message in (
         ("kl", {}, "metric='kl': not in run .*; allowed: step, "),
         ("accuracy", {"step": 100}, "axis='step': not in .*; allowed: arm, seed, eval"),
         ("accuracy", {"eval": 60}, "eval='60': not in run .*; allowed: 0, 50, 100"),
+        ("attention", {"query": 6}, "query='6': not in run .*; allowed: 0, 1, 2, 3"),
     ):
         with pytest.raises(runs.RunError, match=message):
             run.select(name, **where)
@@ -367,8 +369,10 @@ def test_claim_refuses_what_it_cannot_read(tmp_path, config):
 def test_claim_clears_away_what_a_killed_run_was_writing(tmp_path, config):
     (tmp_path / ".writing-x").mkdir()
     (tmp_path / ".writing-x" / "metrics.npz").write_text("half")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".20.msgpack.new").write_text("half")
     claim(tmp_path, config)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoints"]
 
 
 def test_load_refuses_what_is_not_a_run(tmp_path):
@@ -406,7 +410,8 @@ def test_checkpoint_comes_back_as_it_was(tmp_path, program):
         carry = sweep.advance(program, carry)
         save(tmp_path, program, carry)
     save(tmp_path, program, carry)
-    assert checkpoints(tmp_path) == ["20.msgpack", "config.json"]  # 2 seeds, 10 steps
+    # 2 seeds after 5 and 10 steps.
+    assert checkpoints(tmp_path) == ["10.msgpack", "20.msgpack", "config.json"]
     restored, seconds = runs.resumed(program, runs.read_checkpoint(tmp_path))
     assert seconds == 12.5
     jax.tree.map(np.testing.assert_array_equal, restored, carry)
@@ -466,8 +471,17 @@ def test_damaged_checkpoint_is_an_error_that_says_what_to_do(tmp_path, program, 
     with pytest.raises(runs.RunError) as error:
         runs.read_checkpoint(tmp_path)
     assert "its checkpoint is damaged" in str(error.value)
-    assert f"or to remove {path}" in str(error.value)
+    assert f"or to remove {path}, to go on from the one" in str(error.value)
     assert path.exists()
+
+
+def test_the_checkpoint_before_a_damaged_one_is_there(tmp_path, program):
+    carry = sweep.advance(program, sweep.start())
+    save(tmp_path, program, carry)
+    save(tmp_path, program, sweep.advance(program, carry))
+    (tmp_path / "checkpoints" / "10.msgpack").unlink()
+    restored, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, restored, carry)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, program, monkeypatch):

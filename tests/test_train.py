@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shlex
 import signal
 import subprocess
@@ -35,7 +34,7 @@ def command(*arguments):
     return [sys.executable, "scripts/train.py", *map(str, arguments)]
 
 
-def train(*arguments, environment=None, **how):
+def train(*arguments, environment=None):
     return subprocess.run(
         command(*arguments),
         cwd=ROOT,
@@ -43,20 +42,12 @@ def train(*arguments, environment=None, **how):
         capture_output=True,
         text=True,
         check=False,
-        **how,
     )
 
 
 def begin(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
     pipes = {"stdout": stdout, "stderr": stderr, "text": True}
     return subprocess.Popen(command(*arguments), cwd=ROOT, **pipes)
-
-
-def cache_in(folder):
-    """An environment in which programs are kept in a folder's folder jaxattn."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
-    return environment
 
 
 def test_smoke_writes_a_whole_run(tmp_path):
@@ -115,11 +106,13 @@ BAD = {
     "--config.task.length=1": "task.length=1: allowed: a whole number from 2",
     "--config.arms.sgd.learning_rate=-1": "arms.sgd.learning_rate=-1.0: allowed: a n",
     "--config.arms.em.value_rate=nan": "arms.em.value_rate=nan: allowed: a number fr",
+    "--config.snapshot_seeds=0,8": "snapshot_seeds=8: allowed: a whole number",
     "--config.run_arms=sgd,me": "unknown arm 'me'",
     "--config.arms.adam.optimizer=adan": "arms.adam.optimizer='adan': allowed: one of",
     "--config=configs/sticky.py:smok": "variant='smok': unknown, did you mean 'smoke'",
     "--config=configs/stick.py": "config='configs/stick.py': no such file",
     "--confg=configs/sticky.py": "confg",
+    "--coordinator=localhost": "coordinator='localhost', processes=None, p",
     "extra": "unexpected argument 'extra'",
 }
 
@@ -187,7 +180,7 @@ def test_finished_run_is_not_overwritten_by_another_config(tmp_path):
     assert (tmp_path / "summary.json").read_bytes() == before
 
 
-LONG = (*SMALL, "--config.seeds=3", "--config.steps=1000", "--checkpoint_seconds=0")
+LONG = (*SMALL, "--config.seeds=3", "--config.steps=600", "--checkpoint_seconds=0")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +199,9 @@ def wait_for(process, folder, pattern):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_stopped_run_says_how_to_go_on_and_does(tmp_path, whole, stop):
     with begin(*LONG, f"--workdir={tmp_path}", stderr=subprocess.PIPE) as process:
         wait_for(process, tmp_path, "checkpoints/*.msgpack")
@@ -261,17 +256,18 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     tmp_path, whole
 ):
     """Files may be no longer than a little more than the first checkpoint."""
-
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    limit, caches = 30_000, tmp_path / "caches"
-    done = train(
-        *(*LONG, f"--workdir={tmp_path / 'run'}", "--nocache"),
-        environment=cache_in(caches),
-        preexec_fn=limited,
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
+    become = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
+    arguments = (*LONG, f"--workdir={tmp_path / 'run'}", "--nocache")
+    done = subprocess.run(
+        [sys.executable, "-c", become, *command(*arguments)],
+        cwd=ROOT,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "caches")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert not caches.exists()
+    assert not list(tmp_path.glob("caches/*"))
     assert done.returncode == 2, done.stderr
     error = done.stderr.splitlines()[-1]
     assert error.startswith("train.py: workdir=")
@@ -298,22 +294,29 @@ def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
 
 def test_programs_are_kept_for_the_next_run(tmp_path):
     few = (*SMALL, "--config.seeds=1", "--config.steps=5", f"--workdir={tmp_path}/run")
-    kept = []
-    for _ in range(2):
-        done = train(*few, environment=cache_in(tmp_path))
-        assert done.returncode == 0, done.stderr
-        kept.append(sorted((tmp_path / "jaxattn").glob("*-cache")))
-    assert len(kept[0]) > 0
-    assert kept[0] == kept[1]  # nothing was compiled anew
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "JAX_DEBUG_LOG_MODULES": "jax._src.compiler",
+    }
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    first, second = (train(*few, environment=environment) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    missed, found = "CACHE MISS for 'jit_on_device'", "cache hit for 'jit_on_device'"
+    assert first.stderr.count(missed) == 4  # draws, trains, evaluates, pictures
+    assert second.stderr.count(missed) == 0
+    assert second.stderr.count(found) == 4
+    assert list((tmp_path / "jaxattn").glob("*-cache"))
 
 
 def test_a_folder_that_cannot_keep_programs_is_said(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "kept"))
     before = jax.config.jax_compilation_cache_dir
-    keep_programs()
+    keep_programs(True)
     assert "file/kept: no programs kept (Not a directory)" in capsys.readouterr().err
     assert jax.config.jax_compilation_cache_dir == before
+    assert not jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", True)
 
 
 def test_more_memory_than_there_is_stops_before_compiling(tmp_path):

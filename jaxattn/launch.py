@@ -15,7 +15,7 @@ import jax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from jaxattn import figures, phase, phase_figures, processes, report, runs, sweep
+from jaxattn import processes, runs, sweep
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
 
@@ -156,6 +156,9 @@ def _write(
 
 def _readers(config: ConfigDict):
     """What reads a run of this config, and what draws it."""
+    # Late: with scipy and matplotlib they take a second, that training need not wait.
+    from jaxattn import figures, phase, phase_figures, report
+
     return (phase, phase_figures) if "grid" in config else (report, figures)
 
 

@@ -263,17 +263,10 @@ def test_a_diverging_arm_leaves_the_others_alone():
 
 
 def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
-    config = small_config(fresh=True, batch_size=2, steps=3, eval_every=1)
+    fresh = {"fresh": True, "batch_size": 2, "steps": 3, "eval_every": 1}
+    config = small_config(**fresh)
     result = run(config)
-    at_rest = run(
-        small_config(
-            **{"arms.sgd.learning_rate": 0.0},
-            fresh=True,
-            steps=3,
-            eval_every=1,
-            run_arms=("sgd",),
-        )
-    )
+    at_rest = run(small_config(**fresh, **{"arms.sgd.learning_rate": 0.0}))
     # Nothing is learned, yet the loss moves: other sequences.
     assert len(np.unique(at_rest.curves["train_loss"][0, 0, 1:])) == 3
     assert len(np.unique(at_rest.curves["heldout_loss"][0, 0])) == 1
@@ -292,16 +285,16 @@ def test_fresh_train_loss_is_beside_the_floor_of_its_own_sequence():
 
 def test_per_seed_embeddings_differ():
     def draw(config):
-        ids = np.arange(2, dtype=np.uint32)
-        return jax.vmap(lambda seed: sweep.draw_problem(config, seed))(ids)
+        batch = jax.jit(jax.vmap(lambda seed: sweep.draw_batch(config, seed, 0)))
+        return batch(np.arange(2, dtype=np.uint32))
 
     shared, own = (
         draw(small_config(**{"task.embedding_seed": seed})) for seed in (0, -1)
     )
 
-    def mean_of_symbol_zero(problems):
-        seen = problems.train.targets[:, 0, :-1] == 0
-        inputs = problems.train.inputs[:, 0, 1:]
+    def mean_of_symbol_zero(batch):
+        seen = batch.targets[:, 0, :-1] == 0
+        inputs = batch.inputs[:, 0, 1:]
         return [x[s].mean(axis=0) for x, s in zip(inputs, seen, strict=True)]
 
     gap = [np.linalg.norm(np.subtract(*mean_of_symbol_zero(p))) for p in (shared, own)]

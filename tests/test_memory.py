@@ -71,7 +71,6 @@ def test_loops_hold_their_body_once():
         ("sticky", {"gradient": "autodiff", "task.length": 1000}),
         pytest.param("sticky", {"run_arms": ("em_majorised",)}, marks=pytest.mark.slow),
         pytest.param("sticky", {}, marks=pytest.mark.slow),
-        pytest.param("sticky", {"gradient": "laws"}, marks=pytest.mark.slow),
         pytest.param("rates", {"run_arms": ("em_gradient",)}, marks=pytest.mark.slow),
     ],
 )

@@ -142,6 +142,7 @@ def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
     assert (tmp_path / "metrics.npz").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_stopping_one_process_stops_both_at_the_same_checkpoint(tmp_path, start, whole):
     started = start(*LONG, f"--workdir={tmp_path}", "--checkpoint_seconds=0")
     wait_for_checkpoint(tmp_path, started[0])

@@ -158,9 +158,11 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             name: stats.cross_fitted(values)._asdict()
             for name, values in chosen.items()
         }
+        since = run.metrics["diverged_step"][row, by_kl.others, seed]
+        since = since[since >= 0]
         arms[schedule.title] = entry | {
-            **report.divergence_entry(_diverged(run, schedule, by_kl)),
-            "flags": _flags(run, schedule, by_kl, chosen, chance) + edges,
+            **report.divergence_entry(since),
+            "flags": _flags(run, schedule, by_kl, chosen, since, chance) + edges,
             "best": best,
             "fastest": fastest,
             "steps_to_threshold": report.times_entry(time),
@@ -200,26 +202,24 @@ def _point(run: Run, schedule: Schedule, index: int) -> dict[str, Any]:
 
 
 def _flags(
-    run: Run, schedule: Schedule, choice: Tuned, chosen: dict, chance: float
+    run: Run,
+    schedule: Schedule,
+    choice: Tuned,
+    chosen: dict,
+    since: np.ndarray,
+    chance: float,
 ) -> list[str]:
     seed = np.arange(len(choice.others))
     gap = run.metrics["train_loss"] - run.metrics["train_bayes_nll"]
     gap = gap[schedule.row, choice.others, seed]
     return report.flags(
-        diverged=_diverged(run, schedule, choice),
+        diverged=since,
         below_bayes=int(
             report.beats_bayes(gap, fresh=schedule.regime == "fresh").sum()
         ),
         way=report.way_to_bayes(chosen, chance),
         seeds=len(seed),
     )
-
-
-def _diverged(run: Run, schedule: Schedule, choice: Tuned) -> np.ndarray:
-    """Steps at which seeds did, each at the point that the others chose."""
-    seed = np.arange(len(choice.others))
-    since = run.metrics["diverged_step"][schedule.row, choice.others, seed]
-    return since[since >= 0]
 
 
 def _comparisons(

@@ -71,9 +71,7 @@ def neighbours() -> int:
     Raises:
       ProcessLostError: a process is gone.
     """
-    name = hashlib.sha256(socket.gethostname().encode()).digest()
-    names = gather(np.frombuffer(name, np.uint8)[None])
-    return int((names == np.frombuffer(name, np.uint8)).all(axis=1).sum())
+    return int(_have(socket.gethostname()).sum())
 
 
 def leads() -> bool:
@@ -115,8 +113,7 @@ def require_same(what: str, content: str) -> None:
       what: it is, for the message.
       content: to compare.
     """
-    digest = np.frombuffer(hashlib.sha256(content.encode()).digest(), np.uint8)
-    if (gather(digest[None]) != digest).any():
+    if not _have(content).all():
         raise ProcessError(f"not all processes have the same {what}")
 
 
@@ -162,6 +159,12 @@ def led(function: Callable):
     if any(any_of(failure is not None)):
         raise failure or ProcessError("process 0 stopped; it says why")
     return result
+
+
+def _have(text: str) -> np.ndarray:
+    """Which processes give the same text as this one."""
+    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+    return (gather(digest[None]) == digest).all(axis=1)
 
 
 @contextmanager

@@ -218,27 +218,11 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
       config: checked, see `config.check`.
       plan: from `plan`.
     """
-    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
-    begin = functools.partial(_begin, config)
-    ids = jax.ShapeDtypeStruct((), np.uint32)
-    problem, states = jax.eval_shape(begin, (), ids)
-    states = {s: _at_every_point(config, state) for s, state in states.items()}
-    lowered = [_lower(plan, begin, (), ids)]
-    for structure, arm in arms.items():
-        shared = _rates(config, arm), _fresh(config), np.int32(0), np.int32(0)
-        one = functools.partial(_train_points, config, structure)
-        lowered.append(_lower(plan, one, shared, ids, states[structure], problem.train))
-    params = _at_every_point(config, problem.params)
-    evaluate = functools.partial(_evaluate_points, config)
-    shared = np.int32(0), _fresh(config)
-    lowered.append(_lower(plan, evaluate, shared, ids, params, problem))
-    shown = 0
-    if snapshot_indices(config):
-        own = ids, problem.params, problem.heldout.inputs
-        lowered.append(
-            _lower(plan, functools.partial(_attention_map, config), (), *own)
-        )
-        shown = lowered[-1].out_info.shape[-1]
+    arms = _arms(config)
+    problem, states = _shapes(config)
+    programs = _programs(config, problem, states)
+    lowered = [_lower(plan, *program) for program in programs]
+    shown = lowered[-1].out_info.shape[-1] if snapshot_indices(config) else 0
     with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
         compiled = tuple(pool.map(lambda program: program.compile(), lowered))
     first, *others = (_spread(plan, program) for program in compiled)
@@ -554,12 +538,11 @@ def _begin(
     del shared
     problem = draw_problem(config, seed_id)
     # Whatever its rates, a schedule starts the same.
-    arms = {_structure(config, arm): arm for arm in reversed(config.run_arms)}
     return problem, {
         structure: _schedule(
             config, structure, config_lib.rates(config.arms[arm])
         ).init(problem.params)
-        for structure, arm in arms.items()
+        for structure, arm in _arms(config).items()
     }
 
 
@@ -729,6 +712,11 @@ def _structure(config: ConfigDict, arm: str) -> schedules.Structure:
     return config_lib.structure(config.arms[arm])
 
 
+def _arms(config: ConfigDict) -> dict[schedules.Structure, str]:
+    """The structures that run, each with the first arm that has it."""
+    return {_structure(config, arm): arm for arm in reversed(config.run_arms)}
+
+
 def _rates(config: ConfigDict, arm: str) -> dict[str, np.ndarray]:
     """The rates of an arm, scalars or (P,)."""
     rates = config_lib.rates(config.arms[arm])
@@ -776,26 +764,41 @@ def _schedule(
 
 def _seed_bytes(config: ConfigDict) -> int:
     """What a seed needs at most: problem and states, and what a program works on."""
-    arms = {_structure(config, arm): arm for arm in config.run_arms}
-    ids, steps = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
-    begin = functools.partial(_begin, config)
-    problem, states = jax.eval_shape(begin, (), ids)
-    states = {s: _at_every_point(config, state) for s, state in states.items()}
-    traced = [jax.make_jaxpr(begin)((), ids)]
-    for structure, arm in arms.items():
-        shared = _rates(config, arm), _fresh(config), steps, steps
-        train = functools.partial(_train_points, config, structure)
-        own = ids, states[structure], problem.train
-        traced.append(jax.make_jaxpr(train)(shared, *own))
-    evaluate = functools.partial(_evaluate_points, config)
-    own = ids, _at_every_point(config, problem.params), problem
-    traced.append(jax.make_jaxpr(evaluate)((steps, _fresh(config)), *own))
-    if snapshot_indices(config):
-        own = ids, problem.params, problem.heldout.inputs
-        snapshot = functools.partial(_attention_map, config)
-        traced.append(jax.make_jaxpr(snapshot)((), *own))
+    problem, states = _shapes(config)
+    traced = [
+        jax.make_jaxpr(function)(shared, *own)
+        for function, shared, *own in _programs(config, problem, states)
+    ]
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
     return sum(map(memory.size, held)) + max(map(memory.peak, traced))
+
+
+def _programs(config: ConfigDict, problem: Problem, states: dict) -> list[tuple]:
+    """What a sweep compiles, each as (function, shared, *of one seed), see `_lower`.
+
+    In order: what begins a seed, what trains each structure, what evaluates, and what
+    draws attention maps, if any are asked for. The shapes are from `_shapes`.
+    """
+    ids, step = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
+    programs = [(functools.partial(_begin, config), (), ids)]
+    for structure, arm in _arms(config).items():
+        train = functools.partial(_train_points, config, structure)
+        shared = _rates(config, arm), _fresh(config), step, step
+        programs.append((train, shared, ids, states[structure], problem.train))
+    evaluate = functools.partial(_evaluate_points, config)
+    params = _at_every_point(config, problem.params)
+    programs.append((evaluate, (step, _fresh(config)), ids, params, problem))
+    if snapshot_indices(config):
+        draw = functools.partial(_attention_map, config)
+        programs.append((draw, (), ids, problem.params, problem.heldout.inputs))
+    return programs
+
+
+def _shapes(config: ConfigDict) -> tuple[Problem, dict]:
+    """Shapes of a seed's problem, and of its states by structure, at every point."""
+    begin = functools.partial(_begin, config, ())
+    problem, states = jax.eval_shape(begin, jax.ShapeDtypeStruct((), np.uint32))
+    return problem, {s: _at_every_point(config, state) for s, state in states.items()}
 
 
 def _lower(plan: Plan, function: Callable, shared, *own) -> jax.stages.Lowered:

@@ -91,9 +91,9 @@ def get_config(variant: str = "") -> ConfigDict:
             "batch_size": 1,  # sequences per step
             "fresh": False,  # a new sequence every step, or always the same
             "gradient": "streaming",  # or "laws" of one head, or "autodiff"
-            "snapshot_seeds": (0,),  # whose attention maps are kept
-            "snapshot_steps": (0, -1),  # at which evaluations; -1: the last
-            "snapshot_length": 64,  # and how much of them
+            "snapshot_seeds": (0,),  # whose attention and values are kept
+            "snapshots": 26,  # at how many evaluations, from the first to the last
+            "snapshot_length": 48,  # at how many positions; diagnostics are of them too
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {
                 "name": "sticky",

@@ -20,6 +20,9 @@ import numpy as np
 _BLOCK = 128
 _MAX_GROUPS = 8
 
+# Of the variance of a value that `layer_norm` divides by, in a head.
+NORM_EPSILON = 1e-5
+
 # Sources as a slice, and which of them each query may see (sources, B); None: all.
 Tile = tuple[slice, jax.Array | None]
 
@@ -243,7 +246,24 @@ def read_out(params: Params, context: jax.Array) -> jax.Array:
     return logit if params.b_o is None else logit + params.b_o[None]
 
 
-def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
+def values(params: Params, inputs: jax.Array, *, value_norm: bool = False) -> jax.Array:
+    """What a head finds: v_j = x_j W_V, or its `layer_norm`.
+
+    Args:
+      params: of the head.
+      inputs: x (S, d_x).
+      value_norm: whether a LayerNorm without scale and shift is applied.
+
+    Returns:
+      v (S, d_v).
+    """
+    value = inputs @ params.w_v
+    return layer_norm(value, NORM_EPSILON) if value_norm else value
+
+
+def forward(
+    params: Params, inputs: jax.Array, mask=None, *, value_norm: bool = False
+) -> Forward:
     """Forward pass of one head on one sequence, keeping everything.
 
     s_ij = q_i·k_j / √d_k,  a_i = softmax(s_i over allowed j),  g_i = Σ_j a_ij v_j,
@@ -255,6 +275,7 @@ def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
       params: of the head.
       inputs: x (T, d_x).
       mask: boolean (T, T), True where i may look at j; None looks everywhere.
+      value_norm: see `values`.
 
     Returns:
       Forward.
@@ -263,14 +284,16 @@ def forward(params: Params, inputs: jax.Array, mask=None) -> Forward:
     """
     assert_head_shapes(params, inputs, mask)
     query, key = inputs @ params.w_q, inputs @ params.w_k
-    value = inputs @ params.w_v
+    value = values(params, inputs, value_norm=value_norm)
     score = scores(query, key)
     weight = weights(score, mask)
     context = weight @ value
     return Forward(query, key, value, score, weight, context, read_out(params, context))
 
 
-def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
+def readout(
+    params: Params, inputs: jax.Array, mask=None, *, value_norm: bool = False
+) -> Readout:
     """Logits and attention entropy of `forward`, row block by row block.
 
     H_i = -Σ_j a_ij log a_ij = log n_i - Σ_j e_ij (s_ij - max_i) / n_i,
@@ -280,6 +303,7 @@ def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
       params: of the head.
       inputs: x (T, d_x).
       mask: as in `forward`; half the work if it is known to be causal.
+      value_norm: see `values`.
 
     Returns:
       Readout; entropies between 0 and the log of the number of allowed sources.
@@ -287,7 +311,7 @@ def readout(params: Params, inputs: jax.Array, mask=None) -> Readout:
     assert_head_shapes(params, inputs, mask)
     query = inputs @ (params.w_q / math.sqrt(params.w_q.shape[1]))
     key = inputs @ params.w_k
-    value_and_one = append_one(inputs @ params.w_v).T
+    value_and_one = append_one(values(params, inputs, value_norm=value_norm)).T
 
     def block(tiles: list[Tile], query: jax.Array) -> tuple[jax.Array, jax.Array]:
         summed, spread = 0, 0

@@ -120,7 +120,7 @@ FIELDS: dict[str, Rule] = {
     "fresh": _FLAG,
     "gradient": _one_of(schedules.GRADIENTS),
     "snapshot_seeds": _wholes(0),
-    "snapshot_steps": _wholes(-1),
+    "snapshots": _whole(2, 10_000),
     "snapshot_length": _whole(1, 10_000),
     "run_arms": _NAMES,
     "baseline": Rule("the name of an arm", lambda v: isinstance(v, str)),
@@ -131,6 +131,7 @@ FIELDS: dict[str, Rule] = {
     "task.name": _one_of(catalogue.TASKS),
     "task.length": _whole(2, 1_000_000),
     "task.num_symbols": _whole(2, 1000),
+    "task.num_classes": _whole(2, 1000),
     "task.d_x": _whole(1, 100_000),
     "task.stay": _number(0, 1),
     "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
@@ -141,7 +142,7 @@ GRID_FIELDS: dict[str, Rule] = {
     **{
         field: rule
         for field, rule in FIELDS.items()
-        if field not in ("fresh", "baseline") and not field.startswith("snapshot_")
+        if field not in ("fresh", "baseline") and not field.startswith("snapshot")
     },
     "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
@@ -268,7 +269,7 @@ def override(config: ConfigDict, field: str, text: str) -> None:
         raise ConfigError(
             f"{field}={text!r}: allowed: {known[field].allowed}"
         ) from None
-    with config.ignore_type():
+    with config.ignore_type(), config.unlocked():
         config.update_from_flattened_dict({field: value})
 
 
@@ -282,20 +283,6 @@ def check(config: ConfigDict) -> None:
     _require("baseline", config.baseline, _one_of(config.arms))
     for seed in config.snapshot_seeds:
         _require("snapshot_seeds", seed, _whole(0, config.seeds - 1))
-    _require("snapshot_steps", config.snapshot_steps, _evaluations(config))
-
-
-def _evaluations(config: ConfigDict) -> Rule:
-    """Steps at which a config evaluates."""
-    return Rule(
-        f"multiples of eval_every={config.eval_every} up to steps={config.steps},"
-        " that, or -1 for it",
-        lambda v: all(
-            step in (-1, config.steps)
-            or (step < config.steps and step % config.eval_every == 0)
-            for step in v
-        ),
-    )
 
 
 def _check_grid_arms(config: ConfigDict) -> None:
@@ -322,6 +309,7 @@ def check_proof(config: ConfigDict) -> None:
 
 def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
     fields = flatten(config)
+    rules = _of_task(config, rules)
     for field, value in fields.items():
         if field != "name" and field.split(".")[0] != "arms":
             if field not in rules:
@@ -346,6 +334,15 @@ def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
         _check_arm(f"arms.{arm}", arms[arm])
 
 
+def _of_task(config: ConfigDict, rules: dict[str, Rule]) -> dict[str, Rule]:
+    """The rules, less the fields of tasks other than that of the config."""
+    name = flatten(config).get("task.name")
+    if not isinstance(name, str) or name not in catalogue.TASKS:
+        return rules  # and the rule for names says so
+    own = {"task.name", *(f"task.{field}" for field in catalogue.TASKS[name].fields)}
+    return {f: r for f, r in rules.items() if f in own or not f.startswith("task.")}
+
+
 def flatten(config: ConfigDict) -> dict[str, Any]:
     """Dotted name -> value, for every field that is not a group."""
     flat = {}
@@ -359,7 +356,8 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 def structure(arm: ConfigDict) -> schedules.Structure:
     """The part of an arm that shapes the compiled program."""
-    fields = schedules.SCHEDULES[arm.schedule]
+    fields = list(schedules.SCHEDULES[arm.schedule])
+    fields += [name for name in _WIRING_RULES if name in arm]
     return schedules.Structure(arm.schedule, **{name: arm[name] for name in fields})
 
 
@@ -374,6 +372,15 @@ _STRUCTURE_RULES = {
     "order": _one_of(schedules.ORDERS),
     "inner_steps": _whole(1, 1000),
 }
+# Of an arm that does not hold attention; may be left out.
+_WIRING_RULES = {
+    "value_norm": _FLAG,
+    "dropout_rate": Rule(
+        "a number from 0, below 1",
+        lambda v: type(v) in (int, float) and 0 <= v < 1,
+        float,
+    ),
+}
 _RATE_RULES = {"damping": _SHARE, "statistics_rate": _SHARE}  # the others: _RATE
 
 
@@ -383,6 +390,8 @@ def _arm_rules(arm: ConfigDict) -> dict[str, Rule]:
     schedule = arm.get("schedule")
     fields = schedules.SCHEDULES.get(schedule, ()) if isinstance(schedule, str) else ()
     rules |= {name: _STRUCTURE_RULES[name] for name in fields}
+    if schedule in schedules.WIRED:
+        rules |= {name: rule for name, rule in _WIRING_RULES.items() if name in arm}
     if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
         names = schedules.rates_of(structure(arm))
         rules |= {name: _RATE_RULES.get(name, _RATE) for name in names}
@@ -399,6 +408,8 @@ def _overridable(config: ConfigDict) -> dict[str, Rule]:
         if isinstance(arm, ConfigDict):
             of_arm = _arm_rules(arm)
             rules |= {f"arms.{name}.{f}": of_arm[f] for f in arm if f in of_arm}
+            if arm.get("schedule") in schedules.WIRED:
+                rules |= {f"arms.{name}.{f}": rule for f, rule in _WIRING_RULES.items()}
     return rules
 
 
@@ -406,7 +417,7 @@ def _check_arm(where: str, arm: Any) -> None:
     if not isinstance(arm, ConfigDict):
         raise ConfigError(f"{where}={arm!r}: allowed: a group of fields")
     for name, rule in _arm_rules(arm).items():  # first what decides on other fields
-        if name in ("schedule", *_STRUCTURE_RULES):
+        if name in ("schedule", *_STRUCTURE_RULES, *_WIRING_RULES):
             _require(f"{where}.{name}", arm.get(name), rule)
     rules = _arm_rules(arm)
     for name, value in arm.items():

@@ -13,7 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxattn import attention
+from jaxattn import attention, laws, m_steps
 
 
 class Answer(NamedTuple):
@@ -42,7 +42,18 @@ def mean(answer: Answer) -> Answer:
     """Mean of the known numbers; known if any is."""
     count = jnp.sum(answer.known)
     total = jnp.sum(jnp.where(answer.known, answer.value, 0))
-    return _divided(total, count.astype(total.dtype))
+    return divided(total, count.astype(total.dtype))
+
+
+def divided(above: jax.Array, below: jax.Array) -> Answer:
+    """A ratio, known where it is not of something to nothing.
+
+    Args:
+      above: of any sign.
+      below: 0 or more, of a shape that broadcasts with that of `above`.
+    """
+    known = jnp.broadcast_to(below > 0, jnp.broadcast_shapes(above.shape, below.shape))
+    return Answer(jnp.where(known, above / jnp.where(below > 0, below, 1), 0), known)
 
 
 # --- routing
@@ -65,7 +76,7 @@ def relative_entropy(weight: jax.Array, mask=None) -> Answer:
     chex.assert_equal_shape([weight, seen])
     count = jnp.sum(seen, axis=1)
     choice = jnp.log(jnp.maximum(count, 1).astype(weight.dtype))
-    return _divided(attention.attention_entropy(weight), choice)
+    return divided(attention.attention_entropy(weight), choice)
 
 
 def effective_sources(weight: jax.Array) -> jax.Array:
@@ -79,8 +90,10 @@ def effective_sources(weight: jax.Array) -> jax.Array:
     Returns:
       (T,) from 1 to S; 0 for a query that looks nowhere.
     """
-    looks = jnp.sum(weight, axis=1) > 0
-    return jnp.where(looks, jnp.exp(attention.attention_entropy(weight)), 0)
+    total = jnp.sum(weight, axis=1)
+    sources = jnp.exp(attention.attention_entropy(weight))
+    # Times the total, 1 where a query looks at all, so that a NaN is not hidden.
+    return jnp.where(total == 0, 0, sources * total / jnp.where(total == 0, 1, total))
 
 
 def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
@@ -101,6 +114,49 @@ def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
     chex.assert_rank([weight, advantage], 2)
     chex.assert_equal_shape([weight, advantage])
     return jnp.sum(weight * advantage**2, axis=1)
+
+
+def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
+    """How differently the sources in sight would serve each query.
+
+    (1 / n_i) Σ_j |b_ij - b̄_i|, over the n_i sources that i may look at, b̄_i their mean
+
+    Args:
+      compatibility: b (T, S), from `laws.compatibility`.
+      mask: (T, S) boolean; None: everything may be looked at.
+
+    Returns:
+      (T,) in nats per unit of weight; 0 where there is no choice.
+    """
+    chex.assert_rank(compatibility, 2)
+    seen = jnp.ones(compatibility.shape, bool) if mask is None else jnp.asarray(mask)
+    chex.assert_equal_shape([compatibility, seen])
+    seen = seen.astype(compatibility.dtype)
+    equal = seen / jnp.maximum(jnp.sum(seen, axis=1, keepdims=True), 1)
+    mean_of_all = jnp.sum(equal * compatibility, axis=1, keepdims=True)
+    return jnp.sum(equal * jnp.abs(compatibility - mean_of_all), axis=1)
+
+
+def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Answer:
+    """How much of that difference the attention lets through to the scores.
+
+    Σ_j a_ij |A_ij| / advantage_spread_i, so that Σ_j |∂L/∂s_ij| = gate_i · spread_i
+
+    Args:
+      weight: a (T, S).
+      compatibility: b (T, S), from `laws.compatibility`.
+      mask: (T, S) boolean; None: everything may be looked at.
+
+    Returns:
+      (T,): 1 for equal shares; 0 for one-hot attention, which nothing can move; above 1
+      where attention lies on the best and the worst source. Not known where all serve
+      alike.
+
+    Source: the law ∂L/∂s = -a ∘ A (the paper, section 3), summed over sources.
+    """
+    spread = advantage_spread(compatibility, mask)
+    advantage = laws.advantage(weight, compatibility)
+    return divided(jnp.sum(weight * jnp.abs(advantage), axis=1), spread)
 
 
 def drift(weight: jax.Array, final: jax.Array) -> jax.Array:
@@ -135,10 +191,10 @@ def usage_entropy(usage: jax.Array) -> Answer:
       From 0 (one source takes it all) to 1; not known for one source, or without use.
     """
     chex.assert_rank(usage, 1)
-    share = _divided(usage, jnp.sum(usage))
+    share = divided(usage, jnp.sum(usage))
     entropy = attention.attention_entropy(share.value[None])[0]
     choice = jnp.log(jnp.asarray(len(usage), usage.dtype))
-    return _divided(entropy, jnp.where(share.known.all(), choice, 0))
+    return divided(entropy, jnp.where(share.known.all(), choice, 0))
 
 
 def usage_gini(usage: jax.Array) -> Answer:
@@ -156,7 +212,7 @@ def usage_gini(usage: jax.Array) -> Answer:
     size = len(usage)
     # Sorted, each differs from those before it by its own share: no S x S array.
     rank = 2 * jnp.arange(1, size + 1, dtype=usage.dtype) - size - 1
-    return _divided(jnp.vdot(rank, jnp.sort(usage)), size * jnp.sum(usage))
+    return divided(jnp.vdot(rank, jnp.sort(usage)), size * jnp.sum(usage))
 
 
 def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
@@ -176,7 +232,7 @@ def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
     Directional Statistics, 2.3.
     """
     chex.assert_rank([weight, upstream], 2)
-    return _divided(_norm(weight.T @ upstream), weight.T @ _norm(upstream))
+    return divided(_norm(weight.T @ upstream), weight.T @ _norm(upstream))
 
 
 # --- geometry
@@ -244,9 +300,7 @@ def query_key_alignment(weight: jax.Array, query: jax.Array, key: jax.Array) -> 
     chex.assert_rank([weight, query, key], 2)
     (of_query, has_query), (of_key, has_key) = map(_directions, (query, key))
     used = jnp.where(has_query[:, None] & has_key[None], weight, 0)
-    return _divided(
-        jnp.sum(used * (of_query @ of_key.T), axis=1), jnp.sum(used, axis=1)
-    )
+    return divided(jnp.sum(used * (of_query @ of_key.T), axis=1), jnp.sum(used, axis=1))
 
 
 def manifold(points: jax.Array) -> Manifold:
@@ -280,7 +334,24 @@ def coordinates(manifold: Manifold, points: jax.Array) -> jax.Array:
 def explained(variance: jax.Array) -> Answer:
     """Share of the variance along each axis (k,); not known if there is none at all."""
     chex.assert_rank(variance, 1)
-    return _divided(variance, jnp.sum(variance))
+    return divided(variance, jnp.sum(variance))
+
+
+def leading_share(points: jax.Array, axes: int) -> Answer:
+    """Share of the variance of points (n, d) along their first principal axes.
+
+    Args:
+      points: (n, d), as for `manifold`.
+      axes: how many, such as 2.
+
+    Returns:
+      From min(axes / d, 1) to 1; not known for a single point.
+    """
+    chex.assert_rank(points, 2)
+    centred = points - jnp.mean(points, axis=0)[None]
+    variance, _ = m_steps.eigh(centred.T @ centred / len(points))
+    leading = jnp.sum(jnp.maximum(variance, 0)[-axes:])
+    return divided(leading, jnp.sum(centred**2) / len(points))
 
 
 def participation_ratio(variance: jax.Array) -> jax.Array:
@@ -295,7 +366,7 @@ def participation_ratio(variance: jax.Array) -> jax.Array:
       From 1 (a line) to k (a ball); 0 for a single point.
     """
     share = explained(variance)
-    return _divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2)).value
+    return divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2)).value
 
 
 def dimension(variance: jax.Array, share: float) -> jax.Array:
@@ -316,12 +387,6 @@ def dimension(variance: jax.Array, share: float) -> jax.Array:
     return jnp.where(held[-1] > 0, jnp.sum(missing) + 1, 0)
 
 
-def _divided(above: jax.Array, below: jax.Array) -> Answer:
-    """A ratio, known where it is not of something to nothing."""
-    known = jnp.broadcast_to(below > 0, jnp.broadcast_shapes(above.shape, below.shape))
-    return Answer(jnp.where(known, above / jnp.where(below > 0, below, 1), 0), known)
-
-
 def _norm(vector: jax.Array) -> jax.Array:
     """Lengths along the last axis, whose gradient at 0 is 0."""
     square = jnp.sum(vector**2, axis=-1)
@@ -333,5 +398,5 @@ def _directions(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
     # By the largest part first, or the square of a short one is 0.
     size = jnp.max(jnp.abs(vector), axis=1, keepdims=True)
     scaled = vector / jnp.where(size > 0, size, 1)
-    answer = _divided(scaled, _norm(scaled)[:, None])
+    answer = divided(scaled, _norm(scaled)[:, None])
     return answer.value, size[:, 0] > 0

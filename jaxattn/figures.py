@@ -1,6 +1,5 @@
-"""Pictures from a run directory; nothing is drawn that does not lie in it."""
+"""What every picture shares: style, colours, bands, scales, small multiples."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,27 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jaxattn import report, stats
+from jaxattn import stats
 from jaxattn.runs import Run
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in print, and three
-# of Tol's for runs of many arms.
-_COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
-    *("#882255", "#999933", "#777777"),
-)
-_STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "savefig.dpi": 160,
-    "pdf.fonttype": 42,
-}
+STYLE = Path(__file__).with_name("paper.mplstyle")
 
 
 class Band(NamedTuple):
@@ -58,49 +40,35 @@ def band(curves: np.ndarray) -> Band:
     return Band(mean, *np.array(ends).T)
 
 
-def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
-    """Draws every picture of a run.
+class Picture(NamedTuple):
+    """What draws a picture of a run, and how to read it."""
 
-    Args:
-      run: with its summary.
-      folder: to write to; made if it is not there.
-      pdf: also as vector graphics.
-
-    Returns:
-      Names of the PNG files.
-    """
-    functions = {"curves": _curves, "final": _final}
-    if "attention" in run.metrics:
-        functions["attention"] = _attention
-    return save(functions, run, folder, pdf=pdf)
+    draw: Callable[[Run], Figure]
+    caption: str  # a sentence
 
 
 def save(
-    functions: Mapping[str, Callable[[Run], Figure]],
-    run: Run,
-    folder: Path,
-    *,
-    pdf: bool,
-) -> list[str]:
+    pictures: Mapping[str, Picture], run: Run, folder: Path, *, pdf: bool
+) -> dict[str, str]:
     """Draws pictures of a run in the style of the house.
 
     Args:
-      functions: name -> what draws it.
+      pictures: by name.
       run: with its summary.
       folder: to write to; made if it is not there.
       pdf: also as vector graphics.
 
     Returns:
-      Names of the PNG files.
+      Name of each PNG file -> its caption.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
-        for name, function in functions.items():
-            figure = function(run)
+    with matplotlib.rc_context(fname=STYLE):
+        for name, picture in pictures.items():
+            figure = picture.draw(run)
             figure.savefig(folder / f"{name}.png")
             if pdf:
                 figure.savefig(folder / f"{name}.pdf")
-    return [f"{name}.png" for name in functions]
+    return {f"{name}.png": picture.caption for name, picture in pictures.items()}
 
 
 def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
@@ -115,42 +83,6 @@ def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """
     in_sight = allowed.sum(axis=1, keepdims=True)
     return np.where(allowed, weight * in_sight, np.nan)
-
-
-def _curves(run: Run) -> Figure:
-    """Train loss, and distance to Bayes, against step."""
-    arms = run.config["config"]["run_arms"]
-    seeds = run.config["config"]["seeds"]
-    step = run.metrics["step"]
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axis, metric in ((left, "train_loss"), (right, "heldout_kl")):
-        for arm, colour, curves in zip(
-            arms, colours(arms), run.metrics[metric], strict=True
-        ):
-            mean, low, high = band(curves)
-            axis.plot(step, mean, color=colour, label=arm)
-            axis.fill_between(step, low, high, color=colour, alpha=0.2, linewidth=0)
-        axis.set_xlabel("step")
-        axis.set_xlim(0, step[-1])
-        axis.margins(y=0.08)
-    _floor(left, math.log(report.num_classes(run)), "chance")
-    bayes = run.summary["floors"]["bayes_train_nll"]["mean"]
-    _floor(left, bayes, "exact Bayes")
-    left.set_title("Loss on the training sequence")
-    left.set_ylabel("nats per position")
-    right.set_title("Distance to Bayes on a held-out sequence")
-    right.set_ylabel("KL(Bayes ‖ model), nats per position")
-    spread(right, "y", run.metrics["heldout_kl"])
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=min(len(labels), 6),
-        title="mean over seeds, shaded: 95 % interval" if seeds > 1 else "1 seed",
-    )
-    return figure
 
 
 def spread(axes: Axes, which: str, values: np.ndarray) -> None:
@@ -168,46 +100,90 @@ def spread(axes: Axes, which: str, values: np.ndarray) -> None:
     axes.tick_params(axis=which, which="minor", length=3.5)  # as long as the major
 
 
-def _floor(axis, height: float, name: str) -> None:
-    style = {"chance": ":", "exact Bayes": "--"}[name]
-    axis.axhline(height, color="0.35", linestyle=style, linewidth=1.2, label=name)
+def floor(axes: Axes, height: float | None, name: str) -> None:
+    """A line at what no model can beat, or what takes no learning."""
+    if height is not None:
+        style = {"chance": ":", "exact Bayes": "--"}[name]
+        axes.axhline(height, color="0.35", linestyle=style, linewidth=1.2, label=name)
 
 
-def _final(run: Run) -> Figure:
-    """Final metrics by arm: every seed, the mean and its interval."""
-    panels = {
-        "train_loss": "train loss\n(nats)",
-        "heldout_loss": "held-out loss\n(nats)",
-        "heldout_kl": "KL to Bayes,\nheld-out (nats)",
-        "accuracy": "accuracy,\nheld-out",
-        "predictive_entropy": "predictive entropy,\nheld-out (nats)",
-    }
-    floors = {
-        "train_loss": run.summary["floors"]["bayes_train_nll"]["mean"],
-        "heldout_loss": run.summary["floors"]["bayes_heldout_nll"]["mean"],
-    }
-    arms = run.config["config"]["run_arms"]
-    height = 1.3 + 0.32 * len(arms)
-    figure = Figure(figsize=(9.5, height), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True)
-    for axis, (metric, title) in zip(axes, panels.items(), strict=True):
-        for row, (arm, colour) in enumerate(zip(arms, colours(arms), strict=True)):
-            values = run.metrics[metric][row, :, -1]
-            dots(axis, row, colour, values, run.summary["arms"][arm][metric])
-        if metric in floors:
-            axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
-        axis.set_title(title, fontsize=9)
-        axis.margins(x=0.12)
-        axis.locator_params(axis="x", nbins=3)
-        if metric == "heldout_kl":
-            spread(axis, "x", run.metrics[metric][..., -1])
-    axes[0].set_yticks(range(len(arms)), arms)
-    axes[0].set_ylim(len(arms) - 0.5, -0.5)
-    figure.supxlabel(
-        "pale: each seed; strong: mean and 95 % interval; dashed: exact Bayes",
-        fontsize=9,
+def shade(axes: Axes, x: np.ndarray, y: Band, **style) -> None:
+    """A curve with its interval."""
+    (line,) = axes.plot(x, y.middle, **style)
+    axes.fill_between(x, y.low, y.high, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def stairs(axes: Axes, steps: np.ndarray, y: Band, colour: str, label: str) -> None:
+    """A share that rises in steps, with its interval."""
+    axes.plot(steps, y.middle, color=colour, label=label, drawstyle="steps-post")
+    if (y.middle > 0).any():  # or lines that stay at 0 would shade each other
+        axes.fill_between(
+            steps, y.low, y.high, color=colour, alpha=0.1, linewidth=0, step="post"
+        )
+    axes.set_xlim(0, steps[-1])
+    axes.set_ylim(-0.03, 1.03)
+
+
+def legend(figure: Figure, axes: Axes, title: str) -> None:
+    """What the lines of an axes are, below all of a figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=min(max(len(labels), 1), max(2, int(figure.get_figwidth() / 1.35))),
+        title=title,
     )
-    return figure
+
+
+def panels(
+    count: int, width: float, height: float, *, most: int = 5, share: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """A figure of small multiples.
+
+    Args:
+      count: how many, at least 1.
+      width: of each, inches.
+      height: of each, inches.
+      most: in a row.
+      share: whether they have the same scales, and are named at the rim only.
+
+    Returns:
+      The figure, and its axes in the order of reading.
+    """
+    rows = -(-count // most)
+    columns = -(-count // rows)
+    figure = Figure(
+        figsize=(width * columns + 0.7, height * rows + 0.7), layout="constrained"
+    )
+    return figure, divided(figure, count, columns, share=share)
+
+
+def divided(figure, count: int, columns: int, *, share: bool = True) -> list[Axes]:
+    """So many axes in a figure, or a part of one, in the order of reading."""
+    rows = -(-count // columns)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
+    for place, axis in enumerate(axes.flat):
+        if place >= count:
+            axis.set_axis_off()
+        elif share and place + columns >= count:  # the lowest of its column
+            axis.tick_params(labelbottom=True)
+    return list(axes.flat[:count])
+
+
+def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
+    """Names the axes of small multiples where no other lies below or to the left."""
+    for axis in axes:
+        place = axis.get_subplotspec()
+        below = place.rowspan.stop, place.colspan.start
+        spots = [
+            (a.get_subplotspec().rowspan.start, a.get_subplotspec().colspan.start)
+            for a in axes
+        ]
+        if below not in spots:
+            axis.set_xlabel(x)
+        if place.is_first_col():
+            axis.set_ylabel(y)
 
 
 def dots(
@@ -223,51 +199,8 @@ def dots(
         axis.plot(mean, row, "o", color=colour, markersize=6)
 
 
-def _attention(run: Run) -> Figure:
-    """Attention of a seed on its held-out sequence, at the first and last snapshot."""
-    named, kept = run.axes["coordinates"], run.metrics["attention"][:, 0]
-    steps, last = named["snapshot_step"], run.metrics["step"][-1]
-    maps = {}
-    for step, weights in ((steps[0], kept[:, 0]), (steps[-1], kept[:, -1])):
-        for arm, weight in zip(named["arm"], weights, strict=True):
-            title = f"after {arm}" if step == last else f"{arm}, step {step}"
-            # All arms begin with the same.
-            maps["before training" if step == 0 else title] = weight
-    columns = min(len(maps), 5)
-    rows = -(-len(maps) // columns)
-    figure = Figure(
-        figsize=(2.1 * columns + 0.8, 2.3 * rows + 0.5), layout="constrained"
-    )
-    axes = figure.subplots(rows, columns, squeeze=False)
-    image = None
-    for axis, (title, weight) in zip(axes.flat, maps.items(), strict=False):
-        relative = relative_attention(weight, run.metrics["attention_allowed"])
-        image = axis.imshow(
-            relative,
-            norm=matplotlib.colors.LogNorm(1 / 16, 16, clip=True),
-            cmap="RdBu_r",
-            interpolation="nearest",
-        )
-        axis.set_title(title)
-        axis.grid(False)
-        axis.set_xlabel("source position j")
-    for axis in axes.flat[len(maps) :]:
-        axis.set_axis_off()
-    for axis in axes[:, 0]:
-        axis.set_ylabel("query position i")
-    bar = figure.colorbar(image, ax=axes, shrink=0.8)
-    bar.set_label("weight / equal share")
-    bar.set_ticks([1 / 16, 1 / 4, 1, 4, 16], labels=["1/16", "1/4", "1", "4", "16"])
-    bar.ax.minorticks_off()
-    shown = len(run.metrics["attention_allowed"])
-    figure.suptitle(
-        f"Attention on the first {shown} held-out positions,"
-        f" seed {named['snapshot_seed'][0]}",
-        fontsize=10,
-    )
-    return figure
-
-
 def colours(arms: Sequence[str]) -> list[str]:
     """A colour for each arm."""
-    return [_COLOURS[index % len(_COLOURS)] for index in range(len(arms))]
+    cycle = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+    names = cycle["axes.prop_cycle"].by_key()["color"]
+    return [names[index % len(names)] for index in range(len(arms))]

@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,14 @@ from jaxattn import processes, runs, sweep
 _STOP = (signal.SIGINT, signal.SIGTERM)
 
 
+class Output(NamedTuple):
+    """What is written of a finished run beside numbers and tables."""
+
+    figures: bool  # all pictures, as PNG and GIF
+    pdf: bool  # also as vector graphics
+    html: bool  # also the report as one page
+
+
 class Way(NamedTuple):
     """How a run is done; nothing of it changes a number on a CPU."""
 
@@ -27,7 +35,7 @@ class Way(NamedTuple):
     together: int  # seeds of a batch on each device; 0: see `sweep.plan`
     memory_share: float  # of each device, that may be used
     checkpoint_seconds: float  # between checkpoints, at the next evaluation
-    pdf: bool  # also draw the figures as PDF
+    output: Output
 
 
 class StoppedError(Exception):
@@ -78,7 +86,7 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
         wall = {"compile": compiled - started, "run": _since(compiled) + before}
         result = sweep.finish(program, carry)
         summary = processes.led(
-            lambda: _write(config, workdir, result, wall, pdf=way.pdf)
+            lambda: _write(config, workdir, result, wall, way.output)
         )
         if processes.leads():
             runs.remove_checkpoints(workdir)
@@ -133,33 +141,71 @@ def _save(
     processes.led(lambda: runs.save_checkpoint(workdir, program.config, whole, seconds))
 
 
+def redraw(path: Path, output: Output) -> list[Path]:
+    """Draws a finished run again, from its directory, and writes its tables anew.
+
+    Args:
+      path: of the run.
+      output: what to write.
+
+    Returns:
+      The files.
+
+    Raises:
+      RunError: it is no finished run, or cannot be written.
+    """
+    run = runs.load(path)
+    if run.summary is None:
+        raise runs.RunError(
+            f"run={str(path)!r}: not finished, it has no summary.json; allowed: to run"
+            " the command that made it again"
+        )
+    wall = run.summary["wall_seconds"]
+    with runs.staged(path) as stage:
+        _write_readable(stage, run, wall, output)
+        found = [file for file in stage.rglob("*") if file.is_file()]
+        return sorted(path / file.relative_to(stage) for file in found)
+
+
 def _write(
     config: ConfigDict,
     workdir: Path,
     result: sweep.Result,
     wall: dict[str, float],
-    *,
-    pdf: bool,
+    output: Output,
 ) -> dict[str, Any]:
-    tables, pictures = _readers(config)
     with runs.staged(workdir) as stage:
         run = runs.write_metrics(stage, config, result)
-        summary = tables.summarise(run, wall)
-        run = run._replace(summary=summary)
-        names = pictures.draw(run, stage / "figures", pdf=pdf)
-        (stage / "summary.csv").write_text(tables.csv_table(summary), "utf-8")
-        paths = [f"figures/{name}" for name in names]
-        (stage / "report.md").write_text(tables.markdown(summary, paths), "utf-8")
-        runs.write_summary(stage, summary)
+        return _write_readable(stage, run, wall, output)
+
+
+def _write_readable(
+    stage: Path, run: runs.Run, wall: dict[str, float], output: Output
+) -> dict[str, Any]:
+    """Writes tables and pictures, and gives the content of summary.json."""
+    tables, pictures = _readers(run.config["config"])
+    summary = tables.summarise(run, wall)
+    run, shown = run._replace(summary=summary), {}
+    if output.figures:
+        drawn = pictures.draw(run, stage / "figures", pdf=output.pdf)
+        shown = {f"figures/{name}": caption for name, caption in drawn.items()}
+    text = tables.markdown(summary, shown)
+    (stage / "report.md").write_text(text, "utf-8")
+    (stage / "summary.csv").write_text(tables.csv_table(summary), "utf-8")
+    if output.html:
+        from jaxattn import html  # late, as `_readers`
+
+        (stage / "report.html").write_text(html.page(text, stage), "utf-8")
+    runs.write_summary(stage, summary)
     return summary
 
 
-def _readers(config: ConfigDict):
+def _readers(config: Mapping[str, Any]):
     """What reads a run of this config, and what draws it."""
     # Late: with scipy and matplotlib they take a second, that training need not wait.
-    from jaxattn import figures, phase, phase_figures, report
+    from jaxattn import phase, phase_figures, report, run_figures
 
-    return (phase, phase_figures) if "grid" in config else (report, figures)
+    return (phase, phase_figures) if "grid" in config else (report, run_figures)
 
 
 def _headline(config: ConfigDict, plan: sweep.Plan) -> str:

@@ -127,7 +127,7 @@ def prototype(rate: jax.typing.ArrayLike, ridge: jax.typing.ArrayLike) -> MStep:
 
     def begin(memory: Any, params: Params, held: Held) -> tuple[Any, Any]:
         del params
-        return _eigh(held.moment), memory
+        return eigh(held.moment), memory
 
     def move(plan: Any, params: Params, value_gradient: jax.Array) -> jax.Array:
         del params
@@ -187,8 +187,8 @@ def majorised(
         averaged = jax.tree.map(lambda m, n: (1 - new) * m + new * n, memory, now)
         averaged = averaged._replace(count=count)
         bounds = (
-            _eigh(averaged.curvature),
-            _eigh(params.w_o @ _bound(params.w_o.T)),
+            eigh(averaged.curvature),
+            eigh(params.w_o @ _bound(params.w_o.T)),
         )
         return (memory, new, bounds), averaged
 
@@ -213,6 +213,22 @@ def penalised_loss(
 ) -> jax.Array:
     """What `majorised` never raises: L + λ/2 |W_V|², in nats, attention held."""
     return signals(params, held).loss + ridge / 2 * jnp.sum(params.w_v**2)
+
+
+def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues (n,), rising, and eigenvectors of a symmetric matrix (n, n).
+
+    On CPU `vmap` becomes a loop: jaxlib deals a stack of them to the threads that run
+    the program and waits there, so that as many stacks at once as there are threads
+    wait for each other forever (seen with jaxlib 0.10.2 and two).
+    """
+
+    def decompose(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return tuple(jnp.linalg.eigh(matrix))
+
+    if jax.default_backend() == "cpu":
+        decompose = jax.custom_batching.sequential_vmap(decompose)
+    return decompose(matrix)
 
 
 def _bound(array: jax.Array) -> jax.Array:
@@ -241,22 +257,6 @@ def _surrogate_gradient(surrogate: Surrogate, params: Params) -> jax.Array:
     """Gradient of the bound for W_V (d_x, d_v)."""
     curved = _curved(surrogate.curvature, surrogate.mean, params)
     return (curved - surrogate.pull) @ params.w_o.T
-
-
-def _eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues and eigenvectors of a symmetric matrix.
-
-    On CPU `vmap` becomes a loop: jaxlib deals a stack of them to the threads that run
-    the program and waits there, so that as many stacks at once as there are threads
-    wait for each other forever (seen with jaxlib 0.10.2 and two).
-    """
-
-    def decompose(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return tuple(jnp.linalg.eigh(matrix))
-
-    if jax.default_backend() == "cpu":
-        decompose = jax.custom_batching.sequential_vmap(decompose)
-    return decompose(matrix)
 
 
 def _felt(curvature: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ the point is chosen on all the others; `stats.cross_fitted` is the interval for 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +117,30 @@ def steps_to_threshold(run: Run) -> np.ndarray:
     return np.where(report.stayed_finite(run), first, np.inf)
 
 
+def tuned_times(run: Run) -> dict[str, np.ndarray]:
+    """Steps to the threshold of each schedule, at rates that were tuned on others.
+
+    Args:
+      run: over a grid.
+
+    Returns:
+      Title of the schedule -> steps (n,), each seed at the point that was fastest over
+      the others; inf if it never got there.
+    """
+    times = steps_to_threshold(run)
+    seed = np.arange(run.config["config"]["seeds"])
+    return {
+        schedule.title: times[schedule.row, _by_time(run, times, schedule).others, seed]
+        for schedule in schedules(run)
+    }
+
+
+def _by_time(run: Run, times: np.ndarray, schedule: Schedule) -> Tuned:
+    # Who never got there took longer than any who did.
+    most = 2 * run.config["config"]["steps"]
+    return tuned(np.minimum(times[schedule.row], most), schedule.points)
+
+
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """What a program reads of a run over a grid.
 
@@ -134,15 +158,13 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     seed = np.arange(config["seeds"])
     times = steps_to_threshold(run)
 
-    arms, at_best, time_at_best = {}, {}, {}
+    arms, at_best, time_at_best = {}, {}, tuned_times(run)
     for schedule in schedules(run):
         row = schedule.row
         by_kl = tuned(ends["heldout_kl"][row], schedule.points)
-        # Who never got there took longer than any who did.
-        by_time = tuned(np.minimum(times[row], 2 * config["steps"]), schedule.points)
+        by_time = _by_time(run, times, schedule)
         chosen = {name: ends[name][row, by_kl.others, seed] for name in METRICS}
-        time = times[row, by_time.others, seed]
-        at_best[schedule.title], time_at_best[schedule.title] = chosen, time
+        at_best[schedule.title] = chosen
         runs = ends["train_loss"][row, schedule.points]
         best, fastest = (
             _point(run, schedule, choice.best) for choice in (by_kl, by_time)
@@ -165,7 +187,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             "flags": _flags(run, schedule, by_kl, chosen, since, chance) + edges,
             "best": best,
             "fastest": fastest,
-            "steps_to_threshold": report.times_entry(time),
+            "steps_to_threshold": report.times_entry(time_at_best[schedule.title]),
             "grid_diverged": int(np.isnan(runs).sum()),
             "grid_runs": int(runs.size),
         }
@@ -301,12 +323,12 @@ def opening(summary: dict[str, Any]) -> str:
     )
 
 
-def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
+def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
     """The content of report.md.
 
     Args:
       summary: from `summarise`.
-      figures: paths of the pictures, relative to the report.
+      figures: paths of the pictures, relative to the report -> their captions.
     """
     wall = summary["wall_seconds"]
     grid_of = summary["grid"]
@@ -336,7 +358,7 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
         report.markdown_table(_speed_table(summary)),
     ]
     parts += report.claim_section(summary) + report.flag_section(summary)
-    parts += [f"![{name}]({name})" for name in figures]
+    parts += report.picture_section(figures)
     return "\n\n".join(parts) + "\n"
 
 

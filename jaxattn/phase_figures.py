@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from jaxattn import figures, phase, report, stats, sweep
+from jaxattn.figures import Band, Picture
 from jaxattn.runs import Run
 
 _REGIMES = {False: "one sequence", True: "fresh sequences"}
@@ -27,7 +28,7 @@ class Map(NamedTuple):
     ticks: tuple[float, ...]
 
 
-def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
+def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     """Draws every picture of a run over a grid.
 
     Args:
@@ -36,12 +37,56 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> list[str]:
       pdf: also as vector graphics.
 
     Returns:
-      Names of the PNG files.
+      Name of each PNG file -> its caption.
     """
-    functions = {"tuned": _tuned}
+    pictures = {
+        "tuned": Picture(
+            _tuned,
+            "Every schedule at the rates that were best on the other seeds: pale dots"
+            " are seeds, strong ones their mean with its 95 % interval.",
+        ),
+        "arrival": Picture(
+            _arrival,
+            "How many seeds have come to the threshold, each schedule at the rates that"
+            " were fastest on the other seeds: the earlier a line rises, the faster.",
+        ),
+    }
     for name, shown in maps(run).items():
-        functions[name] = functools.partial(_map_figure, shown=shown)
-    return figures.save(functions, run, folder, pdf=pdf)
+        pictures[name] = Picture(
+            functools.partial(_map_figure, shown=shown),
+            f"{shown.title}, over the rates of routing (across) and how many times"
+            " faster values move (up); the star is the best point of each map.",
+        )
+    return figures.save(pictures, run, folder, pdf=pdf)
+
+
+def arrival_data(run: Run) -> dict[str, Band]:
+    """Share of seeds that have come to the grid's threshold, by schedule and regime."""
+    step = run.metrics["step"]
+    return {
+        title: Band(*stats.arrived(step, times))
+        for title, times in phase.tuned_times(run).items()
+    }
+
+
+def _arrival(run: Run) -> Figure:
+    """Share of seeds at the threshold against step, for each way of drawing."""
+    data, step = arrival_data(run), run.metrics["step"]
+    names = list(dict.fromkeys(title.rpartition("/")[0] for title in data))
+    regimes = list(dict.fromkeys(title.rpartition("/")[2] for title in data))
+    figure, axes = figures.panels(len(regimes), 3.9, 2.6)
+    for axis, regime in zip(axes, regimes, strict=True):
+        for name, colour in zip(names, figures.colours(names), strict=True):
+            if f"{name}/{regime}" in data:
+                figures.stairs(axis, step, data[f"{name}/{regime}"], colour, name)
+        axis.set_title(_REGIMES[regime == "fresh"])
+        axis.set_xlabel("step")
+    threshold = run.config["config"]["grid"]["threshold"]
+    axes[0].set_ylabel(f"share of seeds at KL ≤ {threshold:g}")
+    figures.legend(
+        figure, axes[0], f"{run.summary['seeds']} seeds, shaded: 95 % interval"
+    )
+    return figure
 
 
 def maps(run: Run) -> dict[str, Map]:

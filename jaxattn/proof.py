@@ -248,7 +248,7 @@ def _follow(
 ) -> first_order.Traces:
     """Short runs of an arm, one seed after another."""
     causal = catalogue.TASKS[config.task.name].causal
-    gradient = functools.partial(schedules.by_laws, causal=causal)
+    gradient = functools.partial(schedules.by_laws, wiring=schedules.Wiring(causal))
     of_arm = config.arms[arm]
     schedule = schedules.build(
         config_lib.structure(of_arm),

@@ -3,13 +3,14 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxattn import stats
+from jaxattn import observations, stats
 from jaxattn.runs import Run, differing
 from jaxattn.sweep import METRICS
 from jaxattn.tasks import catalogue
@@ -41,8 +42,8 @@ class Claim(NamedTuple):
 # By the names that configs give their arms; those of which an arm did not run are left
 # out. Less loss, less distance, and less entropy where attention is sharper.
 CLAIMS = (
-    Claim("EM over SGD, script's rates", "em", "sgd", "train_loss"),
-    Claim("EM over SGD, script's rates, held out", "em", "sgd", "heldout_kl"),
+    Claim("EM over SGD, same base rate", "em", "sgd", "train_loss"),
+    Claim("EM over SGD, same base rate, held out", "em", "sgd", "heldout_kl"),
     Claim("EM over SGD, matched rates", "em", "sgd_matched", "train_loss"),
     Claim("EM over SGD, matched rates, held out", "em", "sgd_matched", "heldout_kl"),
     Claim("closed-form EM over SGD, held out", "em_majorised", "sgd", "heldout_kl"),
@@ -52,7 +53,7 @@ CLAIMS = (
         "sgd_matched",
         "heldout_kl",
     ),
-    Claim("sharper attention, script's rates", "em", "sgd", "attention_entropy"),
+    Claim("sharper attention, same base rate", "em", "sgd", "attention_entropy"),
     Claim("sharper attention, matched rates", "em", "sgd_matched", "attention_entropy"),
 )
 _METRIC_NAMES = {
@@ -113,8 +114,10 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "floors": floors(run, {name: run.metrics[name][0, :, -1] for name in METRICS}),
         "arms": by_arm,
         "baseline": config["baseline"],
-        "comparisons": _comparisons(run, final, finite),
+        "comparisons": _comparisons(run, final),
         "claims": _claims(arms, final),
+        "observations": observations.of_arms(run),
+        "task_note": task_of(run).note,
     }
 
 
@@ -235,7 +238,7 @@ def claim_entry(
     }
 
 
-def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, Any]]:
+def _comparisons(run: Run, final: dict) -> list[dict[str, Any]]:
     config = run.config["config"]
     arms, baseline = config["run_arms"], config["baseline"]
     if baseline not in arms:
@@ -256,26 +259,20 @@ def _comparisons(run: Run, final: dict, finite: np.ndarray) -> list[dict[str, An
             },
         }
         for metric, names in _SPEEDUPS.items():
-            entry |= zip(names, _speedup(run, finite, metric, row, base), strict=True)
+            entry |= zip(names, _speedup(run, metric, row, base), strict=True)
         comparisons.append(entry)
     return comparisons
 
 
 def _speedup(
-    run: Run, finite: np.ndarray, metric: str, row: int, base: int
+    run: Run, metric: str, row: int, base: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Steps of an arm to where the baseline ended, and how many times fewer they are.
 
-    Both are counted alike, to the first evaluation at or below the baseline's last
-    value on that seed, so that an arm is as fast as its copy. A seed on which the
-    baseline diverged, or ended no lower than it began, has no such place: n says so.
+    Both are counted alike, see `times_to_baseline`, so that an arm is as fast as its
+    copy.
     """
-    step, curves = run.metrics["step"], run.metrics[metric]
-    learned = finite[base] & (curves[base, :, -1] < curves[base, :, 0])
-    threshold = np.where(learned, curves[base, :, -1], np.nan)
-    times = stats.first_reached(step, curves[row], threshold)
-    times = np.where(finite[row] | np.isnan(times), times, np.inf)
-    base_times = stats.first_reached(step, curves[base], threshold)
+    times, base_times = (times_to_baseline(run, metric, r, base) for r in (row, base))
     return times_entry(times), speedup_entry(stats.median_ratio(base_times, times))
 
 
@@ -311,10 +308,57 @@ def difference_entry(difference: stats.Difference) -> dict[str, Any]:
     return entry
 
 
+def task_of(run: Run) -> catalogue.Entry:
+    """What there is to know of the run's task."""
+    return catalogue.TASKS[run.config["config"]["task"]["name"]]
+
+
 def num_classes(run: Run) -> int:
     """Number of classes of the run's task."""
-    fields = ConfigDict(run.config["config"]["task"])
-    return catalogue.TASKS[fields.name].num_classes(fields)
+    return task_of(run).num_classes(ConfigDict(run.config["config"]["task"]))
+
+
+def learned_name(run: Run) -> str:
+    """What a run without a grid calls precision."""
+    learned = task_of(run).learned
+    return {
+        "heldout_kl": "precision: KL to Bayes",
+        "train_loss": "precision: train loss",
+    }[learned]
+
+
+def bayes_floors(run: Run) -> dict[str, float | None]:
+    """What exact Bayes has of each metric, mean over seeds; None if it is not known."""
+    found = {
+        "train_loss": run.summary["floors"]["bayes_train_nll"]["mean"],
+        "heldout_loss": run.summary["floors"]["bayes_heldout_nll"]["mean"],
+    }
+    for name in ("accuracy", "predictive_entropy"):
+        of_seeds = run.metrics.get(f"bayes_{name}")
+        found[name] = None if of_seeds is None else stats.estimate(of_seeds[0]).mean
+    return found
+
+
+def times_to_baseline(run: Run, metric: str, row: int, base: int) -> np.ndarray:
+    """Steps of an arm to where the baseline ended, on each seed.
+
+    To the first evaluation at or below the baseline's last value on that seed. A seed
+    on which the baseline diverged, or ended no lower than it began, has no such place.
+
+    Args:
+      run: its metrics.
+      metric: whose curve must come down.
+      row: of the arm.
+      base: row of the baseline.
+
+    Returns:
+      (seed,), inf if it never got there or diverged, NaN without a place.
+    """
+    finite, curves = stayed_finite(run), run.metrics[metric]
+    learned = finite[base] & (curves[base, :, -1] < curves[base, :, 0])
+    threshold = np.where(learned, curves[base, :, -1], np.nan)
+    times = stats.first_reached(run.metrics["step"], curves[row], threshold)
+    return np.where(finite[row] | np.isnan(times), times, np.inf)
 
 
 def csv_table(summary: dict[str, Any]) -> str:
@@ -364,22 +408,31 @@ def terminal(summary: dict[str, Any]) -> str:
             summary, "The paper's claims, paired differences at the end in nats"
         )
     )
+    if summary["observations"] is not None:
+        blocks += [
+            "Entropy of attention (1: equal shares); share of the values' motion along"
+            " PC1 +\nPC2 (of random walks in the read-out's span); how often the loss"
+            " rose; how many\ntimes as long precision took to half of its way as"
+            " attention, medians",
+            text_table(_short_table(summary["observations"])),
+        ]
     blocks.append(flag_block(summary))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
+def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
     """The content of report.md.
 
     Args:
       summary: from `summarise`.
-      figures: paths of the pictures, relative to the report.
+      figures: paths of the pictures, relative to the report -> their captions.
     """
     wall = summary["wall_seconds"]
     parts = [
         f"# {summary['config']}",
         f"{summary['seeds']} seeds, {summary['steps']} steps;"
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        *([summary["task_note"]] if summary["task_note"] else []),
         opening(summary),
         "## Last evaluation",
         "Mean over seeds ± half a 95 % interval (Student). Losses, KL and entropy in"
@@ -403,8 +456,8 @@ def markdown(summary: dict[str, Any], figures: Sequence[str]) -> str:
             " interval (Student; summary.json has the bootstrap's too).",
             markdown_table(_difference_table(summary)),
         ]
-    parts += claim_section(summary)
-    parts += [f"![{name}]({name})" for name in figures]
+    parts += claim_section(summary) + _observation_sections(summary)
+    parts += picture_section(figures)
     return "\n\n".join(parts) + "\n"
 
 
@@ -437,7 +490,7 @@ def claim_block(summary: dict[str, Any], title: str) -> str:
 
 def flag_block(summary: dict[str, Any]) -> str:
     """The flags of a run for a terminal, a line each."""
-    lines = flag_lines(summary)
+    lines = [textwrap.fill(line, 80) for line in flag_lines(summary)]
     return "\n".join(["Flags", *lines]) if lines else ""
 
 
@@ -466,6 +519,188 @@ def claim_section(summary: dict[str, Any]) -> list[str]:
         " of 20 one may be wrong.",
         markdown_table(claim_table(summary)),
     ]
+
+
+def picture_section(figures: Mapping[str, str]) -> list[str]:
+    """The pictures of a run, for report.md, each with how to read it."""
+    if not figures:
+        return []
+    shown = [f"![{caption}]({path})\n\n{caption}" for path, caption in figures.items()]
+    return ["## Pictures", *shown]
+
+
+def _observation_sections(summary: dict[str, Any]) -> list[str]:
+    """How attention and values moved, for report.md."""
+    found = summary["observations"]
+    if found is None:
+        return []
+    sections = [
+        "## The paper's three observations",
+        "*Attention sharpens*: its entropy as a share of what it could be (1: equal"
+        " shares). *Values move along few directions*: PC1 + PC2, the share of their"
+        " motion along two axes, beside random walks of as long steps, in any direction"
+        " or only in those in which the read-out lets the loss pull. *The loss falls"
+        " smoothly*: how often it rose from one evaluation to the next, and the sum of"
+        " its changes over its fall (1: it never rose). Means over seeds ± half a 95 %"
+        " interval.",
+        markdown_table(_three_table(found)),
+        "## Frame and precision",
+        "Steps until attention, by total variation (the frame), and what is learned"
+        " (precision) had half, and 90 %, of their way to where they ended behind them;"
+        " how many times as long precision took on the same seed; and which came first,"
+        " if the interval of that leaves no doubt. Medians over seeds"
+        f"{of_medians(summary)}. Both ways end where the run ends. An arm whose values"
+        " or whose attention do not move is the control: what it shows needs no"
+        " interplay of the two.",
+        markdown_table(_time_table(found)),
+        "## Why routing slows down",
+        "The score gradient Σ_j |∂ℓ_i/∂s_ij| = gate x spread, at the end as a share of"
+        " that at the start: gate, how much of the difference between sources the"
+        " attention lets through (1 for equal shares, 0 for one-hot); spread, how"
+        " differently the sources in sight would serve a query. The value gradient has"
+        " no gate. By gate: its part in the slowing down, on a log scale.",
+        markdown_table(_gate_table(found)),
+        "## Geometry",
+        "From the first to the last evaluation. Before training keys are random"
+        " projections, so that their first column is the null: mean |cos| between keys"
+        " (0: orthogonal), weighted cos of queries and the keys they look at,"
+        " agreement of the queries that use a source (0 to 1), how unequally sources"
+        " are used (Gini), participation ratio of the values.",
+        markdown_table(_geometry_table(found)),
+    ]
+    against = _against_table(found)
+    if len(against) > 1:
+        sections += [
+            f"## What each arm did, beside {summary['baseline']}",
+            "Paired difference on the same seeds, mean ± half a 95 % interval; bold"
+            " where it excludes 0.",
+            markdown_table(against),
+        ]
+    return sections
+
+
+def _three_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [
+        [
+            "arm",
+            "entropy, start",
+            "end",
+            "PC1 + PC2",
+            "any walk",
+            "walk in the read-out",
+            "above that",
+            "rises",
+            "roughness",
+        ]
+    ]
+    names = (
+        *("relative_entropy_start", "relative_entropy_end", "path_share", "walk_share"),
+        *("readout_walk_share", "above_readout_walk", "loss_rises", "loss_roughness"),
+    )
+    for arm, entry in found.items():
+        signs = {"above_readout_walk": "+"}
+        rows.append([arm, *(mean(entry[n], signs.get(n, "")) for n in names)])
+    return rows
+
+
+def _short_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", "entropy", "PC1 + PC2", "rises", "precision / attention"]]
+    for arm, entry in found.items():
+        start, end = (entry[f"relative_entropy_{w}"]["mean"] for w in ("start", "end"))
+        shares = (entry[n]["mean"] for n in ("path_share", "readout_walk_share"))
+        share, walk = ("none" if s is None else f"{s:.2f}" for s in shares)
+        rises = entry["loss_rises"]["mean"]
+        rows.append(
+            [
+                arm,
+                "none" if start is None else f"{start:.2f} to {end:.2f}",
+                f"{share} ({walk})",
+                "none" if rises is None else f"{rises:.1f}",
+                _median(
+                    entry["time_scales"]["half"]["precision_over_frame"], interval=True
+                ),
+            ]
+        )
+    return rows
+
+
+def _time_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm"]]
+    for name in ("half", "90 %"):
+        rows[0] += [f"frame, {name}", f"precision, {name}", "times as long", "first"]
+    for arm, entry in found.items():
+        row = [arm]
+        for times in entry["time_scales"].values():
+            row += [
+                _median(times["frame"]),
+                _median(times["precision"]),
+                _median(times["precision_over_frame"], interval=True),
+                times["first"],
+            ]
+        rows.append(row)
+    return rows
+
+
+def _median(value: dict[str, Any], *, interval: bool = False) -> str:
+    if value["median"] is None:
+        return "none"
+    text = f"{value['median']:.3g}" if interval else f"{value['median']:g}"
+    if not interval or value["ci95"] is None:
+        return text
+    low, high = value["ci95"]
+    return f"{text} [{low:.3g}, {high:.3g}]"
+
+
+def _gate_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", "score gradient", "gate", "spread", "by gate", "value gradient"]]
+    for arm, entry in found.items():
+        slowed = entry["slowed"]
+        names = ("score_gradient", "gate", "advantage_spread", "gate_part")
+        rows.append([arm, *(mean(slowed[n]) for n in (*names, "value_gradient"))])
+    return rows
+
+
+_GEOMETRY = {
+    "keys": "key_orthogonality",
+    "query and key": "query_key_alignment",
+    "agreement": "specialisation",
+    "Gini": "usage_gini",
+    "value dimension": "value_dimension",
+}
+
+
+def _geometry_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", *(c for n in _GEOMETRY for c in (f"{n}, start", "end"))]]
+    for arm, entry in found.items():
+        names = (f"{n}_{when}" for n in _GEOMETRY.values() for when in ("start", "end"))
+        rows.append([arm, *(mean(entry[name]) for name in names)])
+    return rows
+
+
+_AGAINST = {
+    "train loss": "train_loss_end",
+    "attention entropy": "relative_entropy_end",
+    "PC1 + PC2": "path_share",
+    "roughness": "loss_roughness",
+    "agreement": "specialisation_end",
+    "value dimension": "value_dimension_end",
+    "attention moved": "moved",
+}
+
+
+def _against_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", *_AGAINST]]
+    for arm, entry in found.items():
+        if "against_baseline" in entry:
+            against = entry["against_baseline"]
+            rows.append([arm, *(_bold(against[n]) for n in _AGAINST.values())])
+    return rows
+
+
+def _bold(difference: dict[str, Any]) -> str:
+    text, ends_ = mean(difference, "+"), difference["ci95"]
+    excludes = ends_ is not None and (ends_[0] > 0 or ends_[1] < 0)
+    return f"**{text}**" if excludes else text
 
 
 def _said(claim: dict[str, Any]) -> str:
@@ -542,10 +777,17 @@ def _difference_table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", "train loss", "speed-up", "held-out KL", "speed-up"]]
+    names = {"train loss": "train_loss", "held-out KL": "heldout_kl"}
+    names = {
+        title: _SPEEDUPS[metric]
+        for title, metric in names.items()
+        # Where the baseline got nowhere there is no place to come to.
+        if any(e[_SPEEDUPS[metric][0]]["n"] > 0 for e in summary["comparisons"])
+    }
+    rows = [["arm", *(c for title in names for c in (title, "speed-up"))]]
     for entry in summary["comparisons"]:
         row = [entry["arm"]]
-        for steps_name, speedup_name in _SPEEDUPS.values():
+        for steps_name, speedup_name in names.values():
             steps, speedup = entry[steps_name], entry[speedup_name]
             row += [steps_cell(steps, summary), speedup_cell(steps, speedup, summary)]
         rows.append(row)
@@ -599,7 +841,7 @@ def floor_line(summary: dict[str, Any]) -> str:
     """What to read losses against, in two lines."""
     floors = summary["floors"]
     return (
-        f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the chain"
+        f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the task"
         f" {floors['entropy_rate']:.3f};\n"
         f"exact Bayes {mean(floors['bayes_train_nll'])} on the training sequences,"
         f" {mean(floors['bayes_heldout_nll'])} held out."
@@ -607,12 +849,12 @@ def floor_line(summary: dict[str, Any]) -> str:
 
 
 def flag_lines(summary: dict[str, Any]) -> list[str]:
-    """Every flag, with its arm in front."""
-    return [
-        f"{arm}: {flag}"
-        for arm, entry in summary["arms"].items()
-        for flag in entry["flags"]
-    ]
+    """Every flag, with the arms that it is of in front."""
+    arms: dict[str, list[str]] = {}
+    for arm, entry in summary["arms"].items():
+        for flag in entry["flags"]:
+            arms.setdefault(flag, []).append(arm)
+    return [f"{', '.join(names)}: {flag}" for flag, names in arms.items()]
 
 
 def mean(value: dict[str, Any], sign: str = "") -> str:

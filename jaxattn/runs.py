@@ -32,6 +32,14 @@ _CHECKPOINT = "*.msgpack"  # a digest and flax's bytes; its name is the steps do
 _DIGEST = hashlib.sha256
 # What a run may be resumed with though it was begun with others.
 _ANY = ("device.count", "device.cores", "processes", "git_commit")
+_SNAPSHOT_AXES = {
+    "attention": ["query", "source"],
+    "query": ["query", "d_k"],
+    "key": ["source", "d_k"],
+    "value": ["source", "d_v"],
+    "upstream": ["query", "d_v"],
+    "target": ["query"],
+}
 _PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
 
 
@@ -298,18 +306,19 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     kept, points = result.kept, sweep.points(config)
     of_seed = ["arm", "seed"] if points is None else ["arm", "point", "seed"]
     arrays = {"step": result.step, **kept.curves, "diverged_step": kept.diverged_step}
-    axes = {"step": ["eval"], "diverged_step": of_seed}
+    arrays |= kept.traits
+    axes = {"step": ["eval"]} | dict.fromkeys(["diverged_step", *kept.traits], of_seed)
     axes |= {name: [*of_seed, "eval"] for name in kept.curves}
     coordinates = {
         "arm": list(config.run_arms),
         "seed": kept.seeds.tolist(),
         "eval": result.step.tolist(),
     }
-    if result.allowed is not None:
-        of_map = ["query", "source"]
-        arrays |= {"attention": kept.attention, "attention_allowed": result.allowed}
-        axes["attention"] = ["arm", "snapshot_seed", "snapshot_step", *of_map]
-        axes["attention_allowed"] = of_map
+    if kept.snapshots:
+        arrays |= kept.snapshots | {"attention_allowed": result.allowed}
+        leading = ["arm", "snapshot_seed", "snapshot_step"]
+        axes |= {name: [*leading, *_SNAPSHOT_AXES[name]] for name in kept.snapshots}
+        axes["attention_allowed"] = _SNAPSHOT_AXES["attention"]
         snapshots = result.step[sweep.snapshot_indices(config)]
         coordinates["snapshot_seed"] = sorted(config.snapshot_seeds)
         coordinates["snapshot_step"] = snapshots.tolist()

@@ -18,7 +18,8 @@ from jaxattn.attention import Params
 from jaxattn.m_steps import Held, MStep
 from jaxattn.tasks.base import Batch
 
-GradientFunction = Callable[[Params, Batch], tuple[jax.Array, Params]]
+# Of parameters, a sequence and the key of what is random, such as dropout, if anything.
+GradientFunction = Callable[[Params, Batch, jax.Array], tuple[jax.Array, Params]]
 MixFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # What moves together, and may be given a rule of its own.
@@ -68,44 +69,113 @@ class Schedule(NamedTuple):
     step: Callable[[State, Batch, jax.Array], tuple[State, Info]]
 
 
+class Wiring(NamedTuple):
+    """How a head is wired while it trains, beside its weights."""
+
+    causal: bool
+    value_norm: bool = False  # LayerNorm on the values, see `attention.values`
+    dropout_rate: float = 0.0  # of attention weights, see `laws.drop`
+
+
 def by_streaming(
-    params: Params, batch: Batch, *, causal: bool
+    params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """Loss and gradient of one sequence through `streaming.attend`."""
+    """Loss and gradient of one sequence through `streaming.attend`.
+
+    Args:
+      params: of the head.
+      batch: one sequence.
+      key: of the dropout; only looked at if there is some.
+      wiring: of the head.
+    """
 
     def loss(params: Params) -> jax.Array:
-        roles = (params.w_q, params.w_k, params.w_v)
-        projected = [batch.inputs @ role for role in roles]
-        context = streaming.attend(*projected, causal=causal)
+        query, sought = batch.inputs @ params.w_q, batch.inputs @ params.w_k
+        context = streaming.attend(
+            query,
+            sought,
+            attention.values(params, batch.inputs, value_norm=wiring.value_norm),
+            causal=wiring.causal,
+            dropout_rate=wiring.dropout_rate,
+            dropout_key=key,
+        )
         logit = attention.read_out(params, context)
         return losses.cross_entropy(logit, batch.targets, batch.weights)
 
     return jax.value_and_grad(loss)(params)
 
 
-def by_laws(params: Params, batch: Batch, *, causal: bool) -> tuple[jax.Array, Params]:
-    """Loss and gradient of one sequence by the hand-derived laws."""
-    mask = attention.causal_mask(len(batch.inputs)) if causal else None
+def by_laws(
+    params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
+) -> tuple[jax.Array, Params]:
+    """The same by the hand-derived laws."""
+    if wiring.value_norm or wiring.dropout_rate > 0:
+        return _by_dense_laws(params, batch, key, wiring)
     return laws.loss_and_gradient(
-        params, batch.inputs, batch.targets, mask, batch.weights
+        params, batch.inputs, batch.targets, _mask(batch, wiring), batch.weights
     )
 
 
-def by_autodiff(
-    params: Params, batch: Batch, *, causal: bool
+def _by_dense_laws(
+    params: Params, batch: Batch, key: jax.Array | None, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """Loss and gradient of one sequence by autodiff of the dense forward pass."""
-    mask = attention.causal_mask(len(batch.inputs)) if causal else None
+    """The laws one by one, each variant where it belongs."""
+    inputs, norm = batch.inputs, wiring.value_norm
+    drop = _dropout(batch, key, wiring)
+    f = attention.forward(params, inputs, _mask(batch, wiring), value_norm=norm)
+    looked = drop(f.weight)
+    context = looked @ f.value
+    logit = attention.read_out(params, context)
+    delta = laws.logit_gradient(logit, batch.targets, batch.weights)
+    upstream = laws.upstream_gradient(delta, params.w_o)
+    compatibility = drop(laws.compatibility(upstream, f.value))
+    score = laws.score_gradient(f.weight, laws.advantage(f.weight, compatibility))
+    value = laws.value_gradient(looked, upstream)
+    if norm:
+        raw = inputs @ params.w_v
+        value = laws.layer_norm_gradient(raw, value, attention.NORM_EPSILON)
+    gradient = Params(
+        laws.projection_gradient(inputs, laws.query_gradient(score, f.key)),
+        laws.projection_gradient(inputs, laws.key_gradient(score, f.query)),
+        laws.projection_gradient(inputs, value),
+        laws.projection_gradient(context, delta),
+        None if params.b_o is None else laws.output_bias_gradient(delta),
+    )
+    return losses.cross_entropy(logit, batch.targets, batch.weights), gradient
+
+
+def by_autodiff(
+    params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
+) -> tuple[jax.Array, Params]:
+    """The same by autodiff of the dense forward pass."""
+    drop, mask = _dropout(batch, key, wiring), _mask(batch, wiring)
 
     def loss(params: Params) -> jax.Array:
-        logit = attention.forward(params, batch.inputs, mask).logit
+        f = attention.forward(params, batch.inputs, mask, value_norm=wiring.value_norm)
+        logit = f.logit
+        if wiring.dropout_rate > 0:
+            logit = attention.read_out(params, drop(f.weight) @ f.value)
         return losses.cross_entropy(logit, batch.targets, batch.weights)
 
     return jax.value_and_grad(loss)(params)
 
 
+def _mask(batch: Batch, wiring: Wiring) -> np.ndarray | None:
+    return attention.causal_mask(len(batch.inputs)) if wiring.causal else None
+
+
+def _dropout(batch: Batch, key: jax.Array | None, wiring: Wiring) -> Callable:
+    """What drops entries of a or b (T, T), the same as in `streaming.attend`."""
+    rate = wiring.dropout_rate
+    if rate == 0:
+        return lambda array: array
+    length = len(batch.inputs)
+    keep = jax.random.bernoulli(key, 1 - rate, (1, length, length))[0]
+    return lambda array: laws.drop(array, keep, rate)
+
+
 GRADIENTS = {"streaming": by_streaming, "laws": by_laws, "autodiff": by_autodiff}
-causal_gradient = functools.partial(by_streaming, causal=True)
+causal_gradient = functools.partial(by_streaming, wiring=Wiring(causal=True))
 
 
 def mix_by_streaming(
@@ -173,11 +243,20 @@ def over_sequences(gradient_function: GradientFunction) -> GradientFunction:
       The same for inputs (T, d_x), and the mean over N for inputs (N, T, d_x).
     """
 
-    def averaged(params: Params, batch: Batch) -> tuple[jax.Array, Params]:
+    def averaged(
+        params: Params, batch: Batch, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Params]:
         if batch.inputs.ndim == 2:
-            return gradient_function(params, batch)
+            return gradient_function(params, batch, key)
+
+        def one(numbered: tuple) -> tuple[jax.Array, Params]:
+            number, batch = numbered
+            own = None if key is None else jax.random.fold_in(key, number)
+            return gradient_function(params, batch, own)
+
         # One after another: each has a cache-sized working set.
-        results = jax.lax.map(lambda one: gradient_function(params, one), batch)
+        numbers = jnp.arange(len(batch.inputs))
+        results = jax.lax.map(one, (numbers, batch))
         return jax.tree.map(lambda r: jnp.mean(r, axis=0), results)
 
     return averaged
@@ -204,8 +283,7 @@ def gradient(
         return State(params, tx.init(params))
 
     def step(state: State, batch: Batch, key: jax.Array) -> tuple[State, Info]:
-        del key  # nothing random in a plain gradient step
-        loss, grads = averaged(state.params, batch)
+        loss, grads = averaged(state.params, batch, key)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         return State(optax.apply_updates(state.params, updates), opt_state), Info(loss)
 
@@ -383,11 +461,10 @@ def em(
         return State(params, EMState(frame.init(of_frame(params)), m_step.init(params)))
 
     def step(state: State, batch: Batch, key: jax.Array) -> tuple[State, Info]:
-        del key  # nothing random in an EM step
         params, (frame_state, memory) = state
         held, pull_back = hold(params, batch, mix)
         if order == "simultaneous":
-            loss, grads = averaged(params, batch)
+            loss, grads = averaged(params, batch, key)
             value_gradient = grads.w_v
         else:
             loss, _, _, value_gradient = m_steps.signals(params, held)
@@ -495,9 +572,11 @@ class Structure(NamedTuple):
 
     schedule: str
     optimizer: str | None = None  # of "gradient", and of the frame of "em"
-    m_step: str | None = None  # of "em", as the rest
+    m_step: str | None = None  # of "em", as the next two
     order: str | None = None
     inner_steps: int | None = None
+    value_norm: bool = False  # of the others, see `Wiring`
+    dropout_rate: float = 0.0
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -519,6 +598,9 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "two_timescale": (),
     "em": ("optimizer", "m_step", "order", "inner_steps"),
 }
+
+# Those that may also be wired otherwise; "em" holds attention as it is.
+WIRED = ("gradient", "two_timescale")
 
 
 def rates_of(structure: Structure) -> tuple[str, ...]:

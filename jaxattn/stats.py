@@ -183,6 +183,56 @@ def first_reached(
     return np.where(np.isfinite(threshold), first, np.nan)
 
 
+def settled(steps: np.ndarray, curves: np.ndarray, share: float) -> np.ndarray:
+    """First evaluation from which on each seed is near to where it ends.
+
+    The first with |x(t') - x(end)| ≤ (1 - share) (x(0) - x(end)) for all t' ≥ t.
+
+    Args:
+      steps: of the evaluations (E,), the first being 0.
+      curves: x (n, E), such as a distance.
+      share: of the way from the first to the last value, such as 0.9.
+
+    Returns:
+      (n,) float64; NaN for a seed that ended no lower than it began, or was not finite.
+      The end is that of the run, whether or not the curve would have gone on.
+    """
+    curves = np.asarray(curves, np.float64)
+    way = curves[:, :1] - curves[:, -1:]
+    known = np.isfinite(curves).all(axis=1) & (way[:, 0] > 0)
+    far = np.abs(curves - curves[:, -1:]) > (1 - share) * way
+    # The one behind the last that is far; the end itself never is.
+    last = curves.shape[1] - 1 - np.argmax(far[:, ::-1], axis=1)
+    place = np.minimum(last + 1, curves.shape[1] - 1)
+    return np.where(known, np.asarray(steps, np.float64)[place], np.nan)
+
+
+def arrived(steps: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Share of seeds that have got there by each step: one less the survival curve.
+
+    All are watched to the end of the run, so that the Kaplan-Meier estimate is the
+    plain share, and pointwise a binomial proportion.
+
+    Args:
+      steps: (E,).
+      times: one per seed (n,), inf if it never got there; NaN is left out.
+
+    Returns:
+      The share and the ends of its Wilson 95 % interval, each (E,); NaN without seeds.
+    """
+    times = np.asarray(times, np.float64)
+    times = times[~np.isnan(times)]
+    if len(times) == 0:
+        return (np.full(len(steps), np.nan),) * 3
+    counts = (times[:, None] <= np.asarray(steps)[None]).sum(axis=0)
+    found = []
+    for count in counts.tolist():
+        test = scipy_stats.binomtest(count, len(times))
+        found.append(test.proportion_ci(0.95, method="wilson"))
+    low, high = np.array(found).T
+    return counts / len(times), low, high
+
+
 def median(values: np.ndarray) -> Median:
     """Median over seeds with the sign test's interval, right under censoring.
 

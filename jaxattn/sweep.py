@@ -18,13 +18,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from jaxattn import attention, losses, memory, processes, schedules
+from jaxattn import attention, losses, memory, processes, schedules, trajectory
 from jaxattn import config as config_lib
 from jaxattn.attention import Params
 from jaxattn.tasks import catalogue
 from jaxattn.tasks.base import Batch, Task
 
-_STREAMS = ("init", "data", "eval", "dropout", "embedding")
+_STREAMS = ("init", "data", "eval", "dropout", "embedding", "walk")
 
 # Of the training sequence ("train_...") and of the held-out one.
 METRICS = (
@@ -89,8 +89,10 @@ class Kept(NamedTuple):
     # (arm, seed): the last step after which all weights were finite, if the next undid
     # it; or where a metric was not finite, if that was before; -1: neither.
     diverged_step: np.ndarray
-    # (arm, snapshot seed, snapshot, n, n), of the snapshot seeds that are among these.
-    attention: np.ndarray
+    # What `trajectory.look` saw beside curves; none of a grid.
+    traits: dict[str, np.ndarray]  # (arm, seed)
+    # (arm, snapshot seed, snapshot, ...), of the snapshot seeds that are among these.
+    snapshots: dict[str, np.ndarray]
 
 
 class Round(NamedTuple):
@@ -98,6 +100,7 @@ class Round(NamedTuple):
 
     step: np.ndarray  # steps done, a scalar
     states: dict[str, schedules.State]  # by arm; leaves lead with slot, and point
+    trails: dict[str, Params]  # by arm; (slot, evaluation, ...), 0 if to come
     kept: Kept
 
 
@@ -114,7 +117,7 @@ class Result(NamedTuple):
 
     step: np.ndarray  # (evaluation,)
     kept: Kept  # of all seeds
-    allowed: np.ndarray | None  # (n, n) boolean, of snapshots; None without any
+    allowed: np.ndarray | None  # (n, n) boolean, of what was looked at; None of a grid
 
 
 class Sweep(NamedTuple):
@@ -123,16 +126,16 @@ class Sweep(NamedTuple):
     config: ConfigDict
     plan: Plan
     states: dict[str, schedules.State]  # arm -> shapes of a seed's
-    shown: int  # positions of an attention map; 0 without snapshots
+    seen: trajectory.Seen | None  # shapes of a seed's; None of a grid
     begin: Callable  # ids -> problems, initial states by structure; lead with slot
     train: dict[schedules.Structure, Callable]  # -> states, last finite step
-    evaluate: Callable  # -> metrics
-    snapshot: Callable | None  # params, inputs -> attention maps (slot, n, n)
+    evaluate: dict[bool, Callable]  # whether values have a norm -> to metrics
+    look: dict[bool, Callable]  # the same -> to `trajectory.Seen`; empty of a grid
     compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
-    """The key of a named stream: "init", "data", "eval", "dropout" or "embedding"."""
+    """The key of a named stream, one of `_STREAMS`."""
     return jax.random.fold_in(key, _STREAMS.index(name))
 
 
@@ -218,26 +221,37 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
       config: checked, see `config.check`.
       plan: from `plan`.
     """
-    arms = _arms(config)
     problem, states = _shapes(config)
     programs = _programs(config, problem, states)
-    lowered = [_lower(plan, *program) for program in programs]
-    shown = lowered[-1].out_info.shape[-1] if snapshot_indices(config) else 0
+    lowered = {name: _lower(plan, *program) for name, program in programs.items()}
     with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
-        compiled = tuple(pool.map(lambda program: program.compile(), lowered))
-    first, *others = (_spread(plan, program) for program in compiled)
-    train, (evaluate, *snapshot) = others[: len(arms)], others[len(arms) :]
+        ready = pool.map(lambda program: program.compile(), lowered.values())
+        compiled = dict(zip(lowered, ready, strict=True))
+
+    workers = ThreadPoolExecutor(plan.workers)
+
+    def of_kind(kind: str) -> dict:
+        return {
+            which: _spread(plan, workers, program)
+            for (name, which), program in compiled.items()
+            if name == kind
+        }
+
+    (first,) = of_kind("begin").values()
+    seen = [
+        program.out_info for (kind, _), program in lowered.items() if kind == "look"
+    ]
     return Sweep(
         config,
         plan,
         {arm: states[_structure(config, arm)] for arm in config.run_arms},
-        shown,
+        jax.tree.map(lambda leaf: leaf.shape[1:], seen[0]) if seen else None,
         # A round is drawn once, though every stretch of it asks.
         functools.lru_cache(1)(lambda ids: first((), np.array(ids, np.uint32))),
-        dict(zip(arms, train, strict=True)),
-        evaluate,
-        snapshot[0] if snapshot else None,
-        compiled,
+        of_kind("train"),
+        of_kind("evaluate"),
+        of_kind("look"),
+        tuple(compiled.values()),
     )
 
 
@@ -254,7 +268,9 @@ def outline(sweep: Sweep, carry: dict) -> Carry:
       carry: from `flax.serialization.to_state_dict`.
     """
     kept = _nothing_kept(sweep, np.arange(0))
-    round_ = Round(np.array(0), sweep.states, kept)
+    trails = {arm: state.params for arm, state in sweep.states.items()}
+    trails = {} if sweep.seen is None else trails
+    round_ = Round(np.array(0), sweep.states, trails, kept)
     done, rounds = (len(carry[name]) for name in ("done", "rounds"))
     return Carry(np.array(0), (kept,) * done, (round_,) * rounds)
 
@@ -306,9 +322,10 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     """What is kept of a finished run."""
     config = sweep.config
     allowed = None
-    if sweep.snapshot is not None:
-        mask = head_mask(config, sweep.shown)
-        allowed = np.ones((sweep.shown,) * 2, bool) if mask is None else mask
+    if sweep.seen is not None:
+        length = _shown_length(config)
+        mask = head_mask(config, length)
+        allowed = np.ones((length, length), bool) if mask is None else mask
     return Result(evaluation_steps(config), _join(config, carry.done), allowed)
 
 
@@ -318,9 +335,9 @@ def collect(sweep: Sweep, carry: Carry) -> Carry:
     rounds = []
     for round_ in carry.rounds:
         seeds = slice(len(round_.kept.seeds))
-        states = processes.gather(round_.states)
-        states = jax.tree.map(lambda leaf, s=seeds: leaf[s], states)
-        rounds.append(round_._replace(states=states))
+        own = processes.gather((round_.states, round_.trails))
+        states, trails = jax.tree.map(lambda leaf, s=seeds: leaf[s], own)
+        rounds.append(round_._replace(states=states, trails=trails))
     done = (_join(config, carry.done),) if carry.done else ()
     return Carry(carry.started, done, tuple(rounds))
 
@@ -333,9 +350,10 @@ def deal(sweep: Sweep, carry: Carry) -> Carry:
         for first in range(0, len(whole.kept.seeds), size):
             seeds = np.arange(first, min(first + size, len(whole.kept.seeds)))
             slots = _slots(sweep.plan, seeds)
-            states = jax.tree.map(lambda leaf, s=slots: leaf[s], whole.states)
+            own = whole.states, whole.trails
+            own = jax.tree.map(lambda leaf, s=slots: leaf[s], own)
             kept = _pick(sweep.config, whole.kept, seeds)
-            rounds.append(Round(whole.step, states, kept))
+            rounds.append(Round(whole.step, *own, kept))
     return carry._replace(rounds=tuple(rounds))
 
 
@@ -357,8 +375,17 @@ def _begin_round(sweep: Sweep, carry: Carry) -> Carry:
         arm: _at_every_point(config, states[_structure(config, arm)], axis=1)
         for arm in config.run_arms
     }
-    kept = _nothing_kept(sweep, seeds)
-    round_ = Round(np.array(0), states, kept)
+    trails = {}
+    if sweep.seen is not None:
+        count = len(evaluation_steps(config))
+        trails = {
+            arm: jax.tree.map(
+                lambda leaf: np.zeros((len(leaf), count, *leaf.shape[1:]), leaf.dtype),
+                state.params,
+            )
+            for arm, state in states.items()
+        }
+    round_ = Round(np.array(0), states, trails, _nothing_kept(sweep, seeds))
     return Carry(
         np.array(seeds[-1] + 1),
         carry.done,
@@ -380,8 +407,9 @@ def _train_round(sweep: Sweep, round_: Round) -> Round:
             *(ids, round_.states[arm], problems.train),
         )
         states[arm], diverged[arm] = trained
-    round_ = Round(np.array(int(end)), states, round_.kept)
-    return _record(sweep, round_, problems, index, diverged)
+    round_ = round_._replace(step=np.array(int(end)), states=states)
+    round_ = _record(sweep, round_, problems, index, diverged)
+    return _look_back(sweep, round_, problems) if end == config.steps else round_
 
 
 def _record(
@@ -404,12 +432,16 @@ def _record(
     ids = _slots(sweep.plan, round_.kept.seeds)
     count = len(round_.kept.seeds)
     shared = np.int32(round_.step), _fresh(config)
-    found = []
+    found, at_start = [], {}  # every arm starts from the same weights
     for arm in config.run_arms:
-        if index > 0 or not found:  # every arm starts from the same weights
+        norm = _structure(config, arm).value_norm
+        values = at_start.get(norm) if index == 0 else None
+        if values is None:
             params = round_.states[arm].params
-            metrics = sweep.evaluate(shared, ids, params, problems)
-            found.append(np.stack([metrics[name] for name in METRICS], axis=1))
+            metrics = sweep.evaluate[norm](shared, ids, params, problems)
+            values = np.stack([metrics[name] for name in METRICS], axis=1)
+            at_start[norm] = values
+        found.append(values)
     values = np.stack(found, axis=1)  # (slot, arm, metric, point)
     values = np.moveaxis(processes.gather(values)[:count], 0, -1)  # seeds last
     curves = {name: curve.copy() for name, curve in round_.kept.curves.items()}
@@ -424,70 +456,102 @@ def _record(
     finite = np.isfinite(values).all(axis=1)
     since = np.where((since < 0) & ~finite, np.int32(round_.step), since)
 
-    maps = round_.kept.attention
-    if index in snapshot_indices(config) and maps.shape[1]:
-        maps = maps.copy()
-        place = snapshot_indices(config).index(index)
-        which = _pictured(config, round_.kept.seeds)
-        for row, arm in enumerate(config.run_arms):
-            drawn = _pictures(sweep, ids, round_.states[arm].params, problems)
-            maps[row, :, place] = processes.gather(drawn)[:count][which]
-    kept = Kept(round_.kept.seeds, curves, since.astype(np.int32), maps)
-    return round_._replace(kept=kept)
+    trails = {}
+    for arm, trail in round_.trails.items():
+        trails[arm] = jax.tree.map(np.copy, trail)
+        parts = trails[arm], round_.states[arm].params
+        for kept, now in zip(*map(jax.tree.leaves, parts), strict=True):
+            kept[:, index] = now
+    kept = round_.kept._replace(curves=curves, diverged_step=since.astype(np.int32))
+    return round_._replace(trails=trails, kept=kept)
 
 
-def _pictures(
-    sweep: Sweep, ids: np.ndarray, params: Params, problems: Problem
-) -> np.ndarray:
-    """Attention maps (slot, n, n) of the seeds that are pictured; others hold any."""
-    pictured = np.flatnonzero(_pictured(sweep.config, ids))
-    if len(pictured) == 0:  # in this process
-        return np.zeros((len(ids), sweep.shown, sweep.shown), np.float32)
-    # Slots alike are done once.
-    place = np.full(len(ids), pictured[0])
-    place[pictured] = pictured
-    own = ids, params, problems.heldout.inputs
-    return sweep.snapshot((), *jax.tree.map(lambda leaf: np.asarray(leaf)[place], own))
+def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
+    """Keeps what is to be seen of a finished round along its way."""
+    config, kept = sweep.config, round_.kept
+    if sweep.seen is None:
+        return round_
+    ids, count = _slots(sweep.plan, kept.seeds), len(kept.seeds)
+    shown = _shown(config, problems)
+    found = [
+        sweep.look[_structure(config, arm).value_norm](
+            (), ids, trail, shown, problems.heldout, problems.log_bayes_heldout
+        )
+        for arm, trail in round_.trails.items()
+    ]
+    seen = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
+    seen = jax.tree.map(
+        lambda leaf: np.swapaxes(leaf[:count], 0, 1), processes.gather(seen)
+    )
+    pictured = _pictured(config, kept.seeds)
+    return round_._replace(
+        kept=kept._replace(
+            curves=kept.curves | seen.curves,
+            traits=seen.traits,
+            snapshots={
+                name: leaf[:, pictured] for name, leaf in seen.snapshots.items()
+            },
+        )
+    )
 
 
 def snapshot_indices(config: ConfigDict) -> list[int]:
-    """Evaluations at which attention maps are kept; none of a grid."""
+    """Evaluations at which arrays of some seeds are kept; none of a grid.
+
+    Evenly spread, from the first to the last.
+    """
     if not config.get("snapshot_seeds"):
         return []
-    steps = [config.steps if s == -1 else s for s in config.snapshot_steps]
-    return np.searchsorted(evaluation_steps(config), sorted(set(steps))).tolist()
+    last = len(evaluation_steps(config)) - 1
+    return (
+        np.unique(np.linspace(0, last, config.snapshots).round()).astype(int).tolist()
+    )
 
 
 def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
     config = sweep.config
     of_seed = (len(config.run_arms), *_over_points(config), len(seeds))
-    curve = (*of_seed, len(evaluation_steps(config)))
-    pictured = int(_pictured(config, seeds).sum()), len(snapshot_indices(config))
-    maps = (len(config.run_arms), *pictured, sweep.shown, sweep.shown)
+    count = len(evaluation_steps(config))
+    curves, traits, snapshots = dict.fromkeys(METRICS, (count,)), {}, {}
+    if sweep.seen is not None:
+        curves |= sweep.seen.curves
+        traits, snapshots = sweep.seen.traits, sweep.seen.snapshots
+    pictured = len(config.run_arms), int(_pictured(config, seeds).sum())
+
+    def nothing(leading: tuple[int, ...], shapes: dict) -> dict[str, np.ndarray]:
+        return {
+            name: np.full((*leading, *shape), np.nan, np.float32)
+            for name, shape in shapes.items()
+        }
+
     return Kept(
         seeds,
-        {name: np.full(curve, np.nan, np.float32) for name in METRICS},
+        nothing(of_seed, curves),
         np.full(of_seed, -1, np.int32),
-        np.full(maps, np.nan, np.float32),
+        nothing(of_seed, traits),
+        nothing(pictured, snapshots),
     )
 
 
 def _pictured(config: ConfigDict, seeds: np.ndarray) -> np.ndarray:
-    """Which of the seeds attention maps are kept of; none of a grid."""
+    """Which of the seeds snapshots are kept of; none of a grid."""
     return np.isin(seeds, config.get("snapshot_seeds", ()))
 
 
 def _join(config: ConfigDict, parts: Sequence[Kept]) -> Kept:
     """Several as one, by rising ids."""
     seeds = np.concatenate([part.seeds for part in parts])
+
+    def together(field: str, axis: int) -> dict[str, np.ndarray]:
+        fields = [getattr(part, field) for part in parts]
+        return {n: np.concatenate([f[n] for f in fields], axis) for n in fields[0]}
+
     joined = Kept(
         seeds,
-        {
-            name: np.concatenate([part.curves[name] for part in parts], axis=-2)
-            for name in METRICS
-        },
+        together("curves", -2),
         np.concatenate([part.diverged_step for part in parts], axis=-1),
-        np.concatenate([part.attention for part in parts], axis=1),
+        together("traits", -1),
+        together("snapshots", 1),
     )
     return _pick(config, joined, np.argsort(seeds))
 
@@ -496,11 +560,13 @@ def _pick(config: ConfigDict, kept: Kept, which: np.ndarray) -> Kept:
     """Some of the seeds, by their places."""
     pictured = _pictured(config, kept.seeds)
     place = np.cumsum(pictured) - 1  # of a pictured seed among its likes
+    places = place[which][pictured[which]]
     return Kept(
         kept.seeds[which],
         {name: curve[..., which, :] for name, curve in kept.curves.items()},
         kept.diverged_step[..., which],
-        kept.attention[:, place[which][pictured[which]]],
+        {name: trait[..., which] for name, trait in kept.traits.items()},
+        {name: array[:, places] for name, array in kept.snapshots.items()},
     )
 
 
@@ -565,6 +631,7 @@ def _train_points(
 
 def _evaluate_points(
     config: ConfigDict,
+    value_norm: bool,
     shared: tuple,
     seed_id: jax.Array,
     params: Params,
@@ -573,7 +640,7 @@ def _evaluate_points(
     step, fresh = shared
 
     def at_point(fresh, params):
-        return _evaluate(config, step, fresh, seed_id, params, problem)
+        return _evaluate(config, value_norm, step, fresh, seed_id, params, problem)
 
     return _map_points(config, at_point, fresh, params)
 
@@ -585,19 +652,50 @@ def _map_points(config: ConfigDict, function: Callable, fresh, *own):
     return jax.lax.map(lambda point: function(*point), (fresh, *own))
 
 
-def _attention_map(
+def _look(
     config: ConfigDict,
+    value_norm: bool,
     shared: tuple,
     seed_id: jax.Array,
-    params: Params,
-    inputs: jax.Array,
-) -> jax.Array:
-    del shared, seed_id
-    length = min(config.snapshot_length, len(inputs))
-    if catalogue.TASKS[config.task.name].causal:
-        inputs = inputs[:length]  # later positions are not looked at
-    mask = head_mask(config, len(inputs))
-    return attention.forward(params, inputs, mask).weight[:length, :length]
+    trail: Params,
+    shown: Batch,
+    heldout: Batch,
+    log_bayes: jax.Array,
+) -> trajectory.Seen:
+    del shared
+    seen = trajectory.look(
+        trail,
+        shown,
+        head_mask(config, len(shown.inputs)),
+        stream(_seed_key(config, seed_id), "walk"),
+        value_norm=value_norm,
+        snapshots=snapshot_indices(config),
+    )
+    of_bayes = {
+        "bayes_accuracy": losses.accuracy(log_bayes, heldout.targets, heldout.weights),
+        "bayes_predictive_entropy": losses.predictive_entropy(
+            log_bayes, heldout.weights
+        ),
+    }
+    return seen._replace(traits=seen.traits | of_bayes)
+
+
+def _shown_length(config: ConfigDict) -> int:
+    return min(
+        config.snapshot_length, catalogue.TASKS[config.task.name].positions(config.task)
+    )
+
+
+def _shown(config: ConfigDict, problems: Problem) -> Batch:
+    """What diagnostics look at, of problems that lead with a slot."""
+    length = _shown_length(config)
+    heldout = catalogue.TASKS[config.task.name].shown == "heldout"
+    whole = (
+        problems.heldout
+        if heldout
+        else jax.tree.map(lambda leaf: leaf[:, 0], problems.train)
+    )
+    return jax.tree.map(lambda leaf: leaf[:, :length], whole)
 
 
 def _train(
@@ -626,6 +724,7 @@ def _train(
 
 def _evaluate(
     config: ConfigDict,
+    value_norm: bool,
     step: jax.Array,
     fresh: jax.Array | bool,
     seed_id: jax.Array,
@@ -640,9 +739,11 @@ def _evaluate(
         fresh, last_trained_on, (problem.train, problem.log_bayes_train)
     )
     on_train = jax.lax.map(
-        lambda x: _scores(config, params, *x), (train, log_bayes_train)
+        lambda x: _scores(config, value_norm, params, *x), (train, log_bayes_train)
     )
-    heldout = _scores(config, params, problem.heldout, problem.log_bayes_heldout)
+    heldout = _scores(
+        config, value_norm, params, problem.heldout, problem.log_bayes_heldout
+    )
     metrics = {f"train_{name}": jnp.mean(value) for name, value in on_train.items()}
     metrics |= {
         f"heldout_{name}": heldout.pop(name) for name in ("loss", "bayes_nll", "kl")
@@ -651,11 +752,14 @@ def _evaluate(
 
 
 def _scores(
-    config: ConfigDict, params: Params, batch: Batch, log_bayes: jax.Array
+    config: ConfigDict,
+    value_norm: bool,
+    params: Params,
+    batch: Batch,
+    log_bayes: jax.Array,
 ) -> dict[str, jax.Array]:
-    readout = attention.readout(
-        params, batch.inputs, head_mask(config, len(batch.inputs))
-    )
+    mask = head_mask(config, len(batch.inputs))
+    readout = attention.readout(params, batch.inputs, mask, value_norm=value_norm)
     logit, weights = readout.logit, batch.weights
     share = losses.position_shares(weights, len(logit), logit.dtype)
     return {
@@ -694,7 +798,9 @@ def _seed_key(config: ConfigDict, seed_id: jax.Array) -> jax.Array:
 
 def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
     key = _seed_key(config, seed_id)
-    if config.task.embedding_seed >= 0:  # one for all seeds, with an id of none of them
+    if (
+        config.task.get("embedding_seed", -1) >= 0
+    ):  # one for all seeds, with an id of none of them
         root = jax.random.key(config.task.embedding_seed)
         key = jax.random.fold_in(root, np.uint32(2**32 - 1))
     return catalogue.TASKS[config.task.name].build(
@@ -754,7 +860,8 @@ def _schedule(
     config: ConfigDict, structure: schedules.Structure, rates: dict
 ) -> schedules.Schedule:
     causal = catalogue.TASKS[config.task.name].causal
-    gradient = functools.partial(schedules.GRADIENTS[config.gradient], causal=causal)
+    wiring = schedules.Wiring(causal, structure.value_norm, structure.dropout_rate)
+    gradient = functools.partial(schedules.GRADIENTS[config.gradient], wiring=wiring)
     mix = functools.partial(schedules.MIXES[config.gradient], causal=causal)
     return schedules.build(structure, rates, gradient, mix)
 
@@ -767,31 +874,50 @@ def _seed_bytes(config: ConfigDict) -> int:
     problem, states = _shapes(config)
     traced = [
         jax.make_jaxpr(function)(shared, *own)
-        for function, shared, *own in _programs(config, problem, states)
+        for function, shared, *own in _programs(config, problem, states).values()
     ]
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
     return sum(map(memory.size, held)) + max(map(memory.peak, traced))
 
 
-def _programs(config: ConfigDict, problem: Problem, states: dict) -> list[tuple]:
+def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple, tuple]:
     """What a sweep compiles, each as (function, shared, *of one seed), see `_lower`.
 
-    In order: what begins a seed, what trains each structure, what evaluates, and what
-    draws attention maps, if any are asked for. The shapes are from `_shapes`.
+    By kind and what it is for: ("begin", None), ("train", structure), ("evaluate",
+    whether values have a norm), and without a grid ("look", the same). The shapes are
+    from `_shapes`.
     """
     ids, step = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
-    programs = [(functools.partial(_begin, config), (), ids)]
+    programs = {("begin", None): (functools.partial(_begin, config), (), ids)}
     for structure, arm in _arms(config).items():
         train = functools.partial(_train_points, config, structure)
         shared = _rates(config, arm), _fresh(config), step, step
-        programs.append((train, shared, ids, states[structure], problem.train))
-    evaluate = functools.partial(_evaluate_points, config)
+        own = ids, states[structure], problem.train
+        programs["train", structure] = train, shared, *own
     params = _at_every_point(config, problem.params)
-    programs.append((evaluate, (step, _fresh(config)), ids, params, problem))
-    if snapshot_indices(config):
-        draw = functools.partial(_attention_map, config)
-        programs.append((draw, (), ids, problem.params, problem.heldout.inputs))
+    for norm in sorted({structure.value_norm for structure in _arms(config)}):
+        evaluate = functools.partial(_evaluate_points, config, norm)
+        shared = step, _fresh(config)
+        programs["evaluate", norm] = evaluate, shared, ids, params, problem
+        if points(config) is None:
+            trail = _stacked(problem.params, len(evaluation_steps(config)))
+            several = jax.eval_shape(
+                functools.partial(_shown, config), _stacked(problem, 1)
+            )
+            shown = jax.tree.map(
+                lambda leaf: leaf.update(shape=leaf.shape[1:]), several
+            )
+            look = functools.partial(_look, config, norm)
+            own = trail, shown, problem.heldout, problem.log_bayes_heldout
+            programs["look", norm] = look, (), ids, *own
     return programs
+
+
+def _stacked(tree, count: int):
+    """Shapes of so many of a kind."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), tree
+    )
 
 
 def _shapes(config: ConfigDict) -> tuple[Problem, dict]:
@@ -833,13 +959,10 @@ def _lower(plan: Plan, function: Callable, shared, *own) -> jax.stages.Lowered:
         in_shardings=tuple(NamedSharding(mesh, spec) for spec in specs),
         out_shardings=NamedSharding(mesh, dealt),
     )
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((plan.batch, *leaf.shape), leaf.dtype), own
-    )
-    return program.lower(shared, *batch)
+    return program.lower(shared, *_stacked(own, plan.batch))
 
 
-def _spread(plan: Plan, compiled: Callable) -> Callable:
+def _spread(plan: Plan, workers: ThreadPoolExecutor, compiled: Callable) -> Callable:
     """Makes (shared, ids, *own) over all slots from a program over a batch of them."""
 
     def one_batch(first: int, shared, own):
@@ -850,10 +973,10 @@ def _spread(plan: Plan, compiled: Callable) -> Callable:
     def over_slots(shared, ids, *own):
         firsts = range(0, plan.slots, plan.batch)
         batches = {tuple(ids[f : f + plan.batch].tolist()): f for f in reversed(firsts)}
-        with ThreadPoolExecutor(plan.workers) as pool:  # slots alike are done once
-            done = pool.map(
-                lambda f: one_batch(f, shared, (ids, *own)), batches.values()
-            )
+        # Slots alike are done once.
+        done = workers.map(
+            lambda f: one_batch(f, shared, (ids, *own)), batches.values()
+        )
         done = dict(zip(batches, done, strict=True))
         parts = [done[tuple(ids[f : f + plan.batch].tolist())] for f in firsts]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

@@ -249,8 +249,9 @@ def time_head() -> tuple[dict, str]:
     config = _sticky(seeds=1)
     problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
+    wiring = schedules.Wiring(causal=True)
     calls = {
-        name: _compiled(functools.partial(way, causal=True), problem.params, sequence)
+        name: _compiled(functools.partial(way, wiring=wiring), problem.params, sequence)
         for name, way in schedules.GRADIENTS.items()
     }
     cores, found = _cores(), {}

@@ -1,7 +1,7 @@
 """Trains every arm of a config on every seed, and writes a run directory.
 
 python scripts/train.py --config=configs/sticky.py[:VARIANT] [--workdir=DIR]
-    [--pdf] [--config.NAME=VALUE ...]
+    [--config.NAME=VALUE ...] [--html] [--pdf] [--nofigures]
 
 How it runs: --workers, --seeds_together, --memory_share, --checkpoint_seconds,
 --nocache; as one of several processes --distributed, or --coordinator, --processes and
@@ -22,6 +22,8 @@ from jaxattn import config as config_lib
 
 _CONFIG = flags.DEFINE_string("config", None, "a config file, with :VARIANT behind it")
 _WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-variant]")
+_FIGURES = flags.DEFINE_bool("figures", True, "draw them; scripts/figures.py can later")
+_HTML = flags.DEFINE_bool("html", False, "also write the report as one page")
 _PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
 _WORKERS = flags.DEFINE_integer(
     "workers", 0, "batches of seeds at once; 0: one for each core of a CPU", 0
@@ -66,7 +68,10 @@ def main(overrides: list[tuple[str, str]]) -> int:
         return 130
     if processes.leads():
         print(launch.terminal(config, summary))
-        print(f"Written to {workdir}: report.md, summary.json, metrics.npz, figures/")
+        what = "report.html, " if _HTML.value else ""
+        what += "report.md, summary.json, metrics.npz"
+        what += ", figures/" if _FIGURES.value else ""
+        print(f"Written to {workdir}: {what}")
     return 0
 
 
@@ -92,7 +97,7 @@ def _way() -> launch.Way:
         together=_TOGETHER.value,
         memory_share=_SHARE.value,
         checkpoint_seconds=_CHECKPOINT.value,
-        pdf=_PDF.value,
+        output=launch.Output(_FIGURES.value, _PDF.value, _HTML.value),
     )
 
 

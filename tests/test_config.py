@@ -86,7 +86,7 @@ def test_whole_numbers_must_be_whole(text):
         ("task.stay", 1.2, "a number from 0 to 1"),
         ("task.stay", math.nan, "a number from 0 to 1"),
         ("task.length", 1, "a whole number from 2 to 1000000"),
-        ("task.name", "stiky", "one of sticky"),
+        ("task.name", "stiky", "one of sticky, toy"),
         ("model.d_k", 0, "a whole number from 1 to 100000"),
         ("model.init_scale", -0.1, "a number from 0 to 1e+30"),
         ("arms.sgd.learning_rate", -0.1, "a number from 0 to 1e+30"),
@@ -111,21 +111,14 @@ def test_whole_numbers_must_be_whole(text):
             (-1,),
             "whole numbers from 0, separated by commas, none twice",
         ),
-        (
-            "snapshot_steps",
-            (-1, -1),
-            "whole numbers from -1, separated by commas, none twice",
-        ),
-        (
-            "snapshot_steps",
-            (0, 30),
-            "multiples of eval_every=20 up to steps=1000, that, or -1 for it",
-        ),
+        ("snapshots", 1, "a whole number from 2 to 10000"),
+        ("arms.sgd.dropout_rate", 1.0, "a number from 0, below 1"),
+        ("arms.sgd.value_norm", 1, "true or false"),
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(field, value, allowed):
     config = load()
-    with config.ignore_type():
+    with config.ignore_type(), config.unlocked():
         config.update_from_flattened_dict({field: value})
     with pytest.raises(config_lib.ConfigError) as error:
         config_lib.check(config)
@@ -211,3 +204,30 @@ def test_structure_leaves_the_numbers_out():
     arms = load().arms
     assert config_lib.structure(arms.sgd) == config_lib.structure(arms.sgd_matched)
     assert config_lib.structure(arms.em) == schedules.Structure("two_timescale")
+
+
+def test_an_arm_may_be_wired_otherwise_unless_it_holds_attention():
+    config = load()
+    config_lib.override(config, "arms.sgd.dropout_rate", "0.25")
+    config_lib.override(config, "arms.sgd.value_norm", "true")
+    config_lib.check(config)
+    assert config_lib.structure(config.arms.sgd)[-2:] == (True, 0.25)
+    assert config_lib.structure(config.arms.em)[-2:] == (False, 0.0)
+    with pytest.raises(config_lib.ConfigError, match="no such field"):
+        config_lib.override(config, "arms.em_majorised.dropout_rate", "0.25")
+    with config.unlocked():
+        config.arms.em_majorised.dropout_rate = 0.25
+    with pytest.raises(config_lib.ConfigError, match="no such field for schedule 'em'"):
+        config_lib.check(config)
+
+
+def test_each_task_has_fields_of_its_own():
+    config = config_lib.load(str(CONFIGS / "toy.py"))
+    config_lib.check(config)
+    with config.unlocked():
+        config.task.stay = 0.3
+    with pytest.raises(config_lib.ConfigError, match=r"task.stay=0.3: no such field"):
+        config_lib.check(config)
+    del config.task.stay, config.task.num_classes
+    with pytest.raises(config_lib.ConfigError, match=r"task.num_classes: missing"):
+        config_lib.check(config)

@@ -123,7 +123,9 @@ def test_remainder(x64):
 
 
 def follow(schedule, params, sample, heldout, steps=5):
-    gradient = functools.partial(schedules.by_laws, causal=True)
+    gradient = functools.partial(
+        schedules.by_laws, wiring=schedules.Wiring(causal=True)
+    )
     return first_order.follow(
         schedule,
         gradient,
@@ -148,8 +150,12 @@ def test_follow_compares_each_step_with_its_promise(x64):
         before = state.params
         state, _ = schedule.step(state, batch, jax.random.key(0))
         for sequence, trace in ((batch, traces.own), (heldout, traces.heldout)):
-            loss, gradient = schedules.by_laws(before, sequence, causal=True)
-            moved, _ = schedules.by_laws(state.params, sequence, causal=True)
+            loss, gradient = schedules.by_laws(
+                before, sequence, wiring=schedules.Wiring(causal=True)
+            )
+            moved, _ = schedules.by_laws(
+                state.params, sequence, wiring=schedules.Wiring(causal=True)
+            )
             assert float(trace.actual[step]) == pytest.approx(
                 float(moved - loss), abs=1e-14
             )

@@ -291,7 +291,9 @@ def test_memory_of_a_long_causal_step():
     batch = Batch(inputs, targets)
 
     def temporary(gradient):
-        step = jax.jit(functools.partial(gradient, causal=True))
+        step = jax.jit(
+            functools.partial(gradient, wiring=schedules.Wiring(causal=True))
+        )
         return step.lower(params, batch).compile().memory_analysis().temp_size_in_bytes
 
     square = 4 * length**2

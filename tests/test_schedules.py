@@ -82,7 +82,9 @@ def test_every_way_to_the_gradient_gives_the_same_trajectory(x64):
                         routing_rate=0.1,
                         value_rate=0.5,
                         output_rate=0.2,
-                        loss_and_gradient=functools.partial(gradient, causal=True),
+                        loss_and_gradient=functools.partial(
+                            gradient, wiring=schedules.Wiring(causal=True)
+                        ),
                     ),
                     steps=200,
                 )
@@ -153,7 +155,9 @@ def built(structure, rates, name):
     return schedules.build(
         structure,
         rates,
-        functools.partial(schedules.GRADIENTS[name], causal=True),
+        functools.partial(
+            schedules.GRADIENTS[name], wiring=schedules.Wiring(causal=True)
+        ),
         functools.partial(schedules.MIXES[name], causal=True),
     )
 
@@ -243,7 +247,9 @@ def test_the_frame_moves_along_the_gradient_after_the_m_step(x64, name, sequence
     state, info = jax.jit(schedule.step)(schedule.init(params), batch, None)
     moved = params._replace(w_v=state.params.w_v)
     assert relative_error(moved.w_v, params.w_v) > 1e-3
-    by_autodiff = functools.partial(schedules.by_autodiff, causal=True)
+    by_autodiff = functools.partial(
+        schedules.by_autodiff, wiring=schedules.Wiring(causal=True)
+    )
     gradient = jax.jit(schedules.over_sequences(by_autodiff))
     before, _ = gradient(params, batch)
     _, after = gradient(moved, batch)
@@ -430,7 +436,9 @@ def test_a_role_may_rest_or_be_shared_if_said_so(x64):
         shared=("value",),
     )
     state, _ = jax.jit(schedule.step)(schedule.init(params), batch, None)
-    gradient = jax.jit(functools.partial(schedules.by_autodiff, causal=True))
+    gradient = jax.jit(
+        functools.partial(schedules.by_autodiff, wiring=schedules.Wiring(causal=True))
+    )
     after_m = params._replace(w_v=params.w_v - 0.5 * gradient(params, batch)[1].w_v)
     _, second = gradient(after_m, batch)
     expected = after_m._replace(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import attention, losses, memory, stats, sweep
+from jaxattn import attention, diagnostics, losses, memory, stats, sweep
 from jaxattn import config as config_lib
 
 EVERY_ARM = ("sgd", "em", "sgd_matched", "adam")
@@ -127,10 +127,9 @@ def test_memory_is_given_to_rounds_not_to_seeds():
         carry, sizes = sweep.start(), []
         while not sweep.is_done(config, carry):
             carry = sweep.advance(program, carry)
-            states = [round_.states for round_ in carry.rounds]
-            maps = [part.attention for part in carry.done]
-            curves = [part.curves for part in carry.done]
-            others = memory.size((carry, ())) - memory.size([states, maps, curves])
+            states = [(round_.states, round_.trails) for round_ in carry.rounds]
+            done = [(part.curves, part.traits, part.snapshots) for part in carry.done]
+            others = memory.size((carry, ())) - memory.size([states, done])
             sizes.append((memory.size(states), others - 12 * seeds))
         return np.max(sizes, axis=0)
 
@@ -158,7 +157,7 @@ def compilations(function):
     "make", ["small_config", pytest.param("small_grid", marks=pytest.mark.slow)]
 )
 def test_compiles_once_for_each_structure_and_never_again(make):
-    """Beside training: drawing, evaluating and, without a grid, attention maps."""
+    """Beside training: drawing, evaluating and, without a grid, looking back."""
     few, many = (globals()[make](seeds=seeds) for seeds in (2, 5))
     structures = len({config_lib.structure(few.arms[a]) for a in few.run_arms})
     built = [compilations(lambda c=c: build(c, workers=2)) for c in (few, many)]
@@ -192,34 +191,64 @@ def test_a_last_stretch_that_is_shorter():
     assert np.isfinite(run(config).curves["train_loss"]).all()
 
 
-def test_attention_is_kept_of_the_seeds_and_steps_asked_for():
+def test_what_is_kept_along_the_way_is_what_the_weights_say():
     config = small_config(
-        seeds=3,
-        snapshot_seeds=(2, 0),
-        snapshot_steps=(5, -1, 0),
-        snapshot_length=50,
+        seeds=3, snapshot_seeds=(2, 0), snapshots=3, snapshot_length=50
     )
     program = build(config)
-    carry, maps = sweep.start(), {}
+    carry, way = sweep.start(), {}
     while not sweep.is_done(config, carry):
         carry = sweep.advance(program, carry)
         for round_ in carry.rounds:
             seed, step = int(round_.kept.seeds[0]), int(round_.step)
-            params = jax.tree.map(lambda leaf: leaf[0], round_.states["sgd"].params)
-            problem = sweep.draw_problem(config, np.uint32(seed))
-            inputs = problem.heldout.inputs[:50]
-            mask = attention.causal_mask(50)
-            maps[seed, step] = attention.forward(params, inputs, mask).weight
-    kept = sweep.finish(program, carry)
-    assert sweep.snapshot_indices(config) == [0, 1, 4]
-    assert kept.kept.attention.shape == (2, 2, 3, 50, 50)
+            way[seed, step] = round_.states["sgd"].params
+    kept, steps = sweep.finish(program, carry).kept, sweep.evaluation_steps(config)
+    assert sweep.snapshot_indices(config) == [0, 2, 4]
+    assert kept.snapshots["attention"].shape == (2, 2, 3, 50, 50)
+    mask = attention.causal_mask(50)
     for row, seed in enumerate((0, 2)):
-        for column, step in enumerate((0, 5)):
-            actual = kept.kept.attention[0, row, column]
-            np.testing.assert_allclose(actual, maps[seed, step], atol=1e-6)
-    assert np.isfinite(kept.kept.attention).all()
-    np.testing.assert_array_equal(kept.allowed, np.tri(50, dtype=bool))
-    assert build(small_config(snapshot_seeds=())).snapshot is None
+        heldout = sweep.draw_problem(config, np.uint32(seed)).heldout
+        trail = [way[seed, step] for step in steps[:-1]]
+        forwards = [
+            attention.forward(
+                jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), params),
+                heldout.inputs[:50],
+                mask,
+            )
+            for params in trail
+        ]
+        drift = kept.curves["attention_drift"][0, seed]
+        assert drift[-1] == 0
+        for column, f in enumerate(forwards):
+            if column in (0, 2):
+                place = column // 2
+                of_seed = {n: a[0, row, place] for n, a in kept.snapshots.items()}
+                for name, array in (
+                    ("attention", f.weight),
+                    ("query", f.query),
+                    ("key", f.key),
+                    ("value", f.value),
+                    ("target", heldout.targets[:50]),
+                ):
+                    np.testing.assert_allclose(of_seed[name], array, atol=1e-6)
+            relative = diagnostics.relative_entropy(f.weight, mask)
+            expected = float(diagnostics.mean(relative).value)
+            found = kept.curves["relative_entropy"][0, seed, column]
+            assert found == pytest.approx(expected, abs=1e-5)
+        end = kept.snapshots["attention"][0, row, -1]
+        first = np.abs(np.asarray(forwards[0].weight) - end).sum(axis=1).mean() / 2
+        assert drift[0] == pytest.approx(first, abs=1e-6)
+    for found in (kept.curves, kept.traits, kept.snapshots):
+        assert all(np.isfinite(array).all() for array in found.values())
+
+
+def test_nothing_is_pictured_of_no_seed_and_nothing_looked_at_of_a_grid():
+    kept = run(small_config(steps=10, snapshot_seeds=()))
+    assert kept.snapshots == {}
+    assert np.isfinite(kept.curves["gate"]).all()
+    program = build(small_grid(seeds=2))
+    assert program.look == {}
+    assert program.seen is None
 
 
 @pytest.mark.parametrize("gradient", ["laws", "autodiff"])
@@ -232,7 +261,7 @@ def test_another_way_to_the_gradient_gives_the_same_run(gradient):
 
 @pytest.mark.slow
 def test_em_on_several_sequences_a_step_and_seeds_side_by_side():
-    """Closed-form M-steps too: see `m_steps._eigh` on what could wait forever."""
+    """Closed-form M-steps too: see `m_steps.eigh` on what could wait forever."""
     changes = {"run_arms": ("em_majorised",), "gradient": "autodiff", "batch_size": 2}
     one_by_one, together = (
         run(small_config(**changes, seeds=3), together=n).curves for n in (1, 3)

@@ -1,0 +1,72 @@
+"""The toy: a handful of random inputs and labels, learned by heart in 100 steps.
+
+python scripts/train.py --config=configs/toy.py         # 16 seeds, 9 arms
+python scripts/train.py --config=configs/toy.py:smoke   # seconds
+"""
+
+from ml_collections import ConfigDict
+
+from jaxattn.config import vary
+
+VARIANTS = {
+    "smoke": {"seeds": 2, "steps": 20, "run_arms": ("sgd", "layer_norm", "dropout")},
+}
+
+
+def _rates(
+    routing: float = 0.1, value: float = 0.1, output: float = 0.1, **wiring
+) -> dict:
+    return {
+        "schedule": "two_timescale",
+        "routing_rate": routing,
+        "value_rate": value,
+        "output_rate": output,
+        **wiring,
+    }
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config, or one of `VARIANTS` of it."""
+    config = ConfigDict(
+        {
+            "seeds": 16,
+            "seed": 0,  # root of every random key
+            "steps": 100,
+            "eval_every": 2,
+            "batch_size": 1,
+            "fresh": False,  # always the same sequence
+            "gradient": "streaming",
+            "snapshot_seeds": (0,),  # whose attention and values are kept
+            "snapshots": 51,  # at how many evaluations, from the first to the last
+            "snapshot_length": 16,  # at how many positions: all
+            "model": {"d_k": 8, "d_v": 8, "init_scale": 0.3, "bias": False},
+            "task": {"name": "toy", "length": 16, "num_classes": 8, "d_x": 16},
+            "arms": {
+                "sgd": _rates(),
+                "em": _rates(value=1.0),
+                # One thing at a time, beside sgd.
+                "layer_norm": _rates(value_norm=True),
+                "dropout": _rates(dropout_rate=0.2),
+                "slow": _rates(0.03, 0.03, 0.03),
+                "fast": _rates(0.3, 0.3, 0.3),
+                "routing_fast": _rates(routing=1.0),
+                # Nulls: one half stays as it was drawn, the other learns.
+                "frozen_values": _rates(value=0.0),
+                "random_frame": _rates(routing=0.0),
+            },
+            "run_arms": (
+                "sgd",
+                "em",
+                "layer_norm",
+                "dropout",
+                "slow",
+                "fast",
+                "routing_fast",
+                "frozen_values",
+                "random_frame",
+            ),
+            "baseline": "sgd",  # what the other arms are compared with
+        }
+    )
+    vary(config, VARIANTS, variant)
+    return config

@@ -1,0 +1,107 @@
+"""report.md as one page for a browser, with everything in it."""
+
+import base64
+import re
+from pathlib import Path
+
+import markdown
+
+from jaxattn.runs import RunError
+
+_KINDS = {".png": "image/png", ".gif": "image/gif"}
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff;
+       max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }}
+h1, h2 {{ line-height: 1.2; margin-top: 2.2rem; }}
+nav {{ font-size: .9rem; }}
+nav ul, nav li {{ display: inline; padding: 0; margin-right: 1rem; }}
+a {{ color: #0060a0; }}
+img {{ max-width: 100%; height: auto; display: block; margin: 1.6rem 0 .3rem; }}
+.table {{ overflow-x: auto; margin: 1rem 0; }}
+table {{ border-collapse: collapse; font-size: .88rem;
+        font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .3rem .55rem; border-bottom: 1px solid #ddd; white-space: nowrap; }}
+th {{ border-bottom: 2px solid #888; vertical-align: bottom; }}
+th button {{ all: unset; cursor: pointer; font-weight: 600; }}
+th button:hover, th button:focus-visible {{ text-decoration: underline; }}
+th button::after {{ content: " \\2195"; color: #aaa; }}
+th[aria-sort=ascending] button::after {{ content: " \\2191"; color: #000; }}
+th[aria-sort=descending] button::after {{ content: " \\2193"; color: #000; }}
+tbody tr:hover {{ background: #f3f6fa; }}
+</style>
+</head>
+<body>
+<nav>{contents}</nav>
+{body}
+<script>
+// A click on a head sorts by that column: by the first number of a cell, or by name.
+function key(cell) {{
+  const found = cell.textContent.match(/[-+]?\\d+(\\.\\d+)?(e[-+]?\\d+)?/i);
+  return found ? parseFloat(found[0]) : NaN;
+}}
+function compare(a, b, column) {{
+  const [x, y] = [a.cells[column], b.cells[column]];
+  if (column === 0) return x.textContent.localeCompare(y.textContent);
+  return key(x) - key(y);
+}}
+for (const head of document.querySelectorAll("th")) {{
+  const button = document.createElement("button");
+  button.append(...head.childNodes);
+  head.append(button);
+  button.addEventListener("click", () => {{
+    const table = head.closest("table"), column = head.cellIndex;
+    const down = head.getAttribute("aria-sort") === "ascending";
+    const heads = table.querySelectorAll("th");
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const unknown = row => column > 0 && isNaN(key(row.cells[column]));
+    const rows = [...table.tBodies[0].rows].sort((a, b) =>
+      unknown(a) - unknown(b) || (down ? -1 : 1) * (compare(a, b, column) || 0));
+    table.tBodies[0].append(...rows);
+  }});
+}}
+</script>
+</body>
+</html>
+"""
+
+
+def page(text: str, folder: Path) -> str:
+    """A report as one HTML page that needs nothing else, and no network.
+
+    Args:
+      text: of report.md.
+      folder: that the paths of its pictures start from.
+
+    Returns:
+      HTML, with the pictures in it and tables that a click on a head sorts.
+
+    Raises:
+      RunError: a picture is not there.
+    """
+    converter = markdown.Markdown(extensions=["tables", "toc"])
+    body = converter.convert(text)
+
+    def embedded(found: re.Match) -> str:
+        path = folder / found[1]
+        try:
+            content = base64.b64encode(path.read_bytes()).decode()
+        except OSError as error:
+            raise RunError(
+                f"picture={str(path)!r}: {error.strerror}; allowed: to draw it with"
+                " scripts/figures.py"
+            ) from None
+        return f'src="data:{_KINDS[path.suffix]};base64,{content}"'
+
+    body = re.sub(r'src="([^"]+)"', embedded, body)
+    body = body.replace("<table>", '<div class="table"><table>')
+    body = body.replace("</table>", "</table></div>")
+    title = text.partition("\n")[0].lstrip("# ")
+    return _PAGE.format(title=title, contents=converter.toc, body=body)

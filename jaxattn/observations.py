@@ -1,0 +1,170 @@
+"""What a run showed of how attention and values moved, in numbers.
+
+The paper's three observations (attention sharpens, values move along few directions,
+the loss falls smoothly), each beside what it must be told from, and two time scales.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxattn import stats
+from jaxattn.runs import Run
+from jaxattn.tasks import catalogue
+
+# Of the way from the first value to the last.
+SHARES = {"half": 0.5, "most": 0.9}
+
+# In summary.json at the first and the last evaluation.
+FROM_TO = (
+    "train_loss",
+    "relative_entropy",
+    "score_gradient",
+    "gate",
+    "advantage_spread",
+    "value_gradient",
+    "usage_gini",
+    "specialisation",
+    "key_orthogonality",
+    "key_cosine",
+    "query_key_alignment",
+    "value_dimension",
+)
+
+
+class TimeScales(NamedTuple):
+    """When each seed's routing and precision had come a share of their way."""
+
+    frame: np.ndarray  # steps (seed,), NaN where it did not move
+    precision: np.ndarray  # steps (seed,), NaN where it became no better
+
+
+def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
+    """What each arm of a run showed; None of a run that was not looked at.
+
+    Args:
+      run: its metrics.
+
+    Returns:
+      arm -> entry, as it stands in summary.json: estimates over seeds of the numbers of
+      `numbers`, what changed between first and last evaluation, time scales, and the
+      differences to the baseline on the same seeds.
+    """
+    if "attention_drift" not in run.metrics:
+        return None
+    config = run.config["config"]
+    arms, baseline = config["run_arms"], config["baseline"]
+    found = numbers(run)
+    entries = {}
+    for row, arm in enumerate(arms):
+        of_arm = {name: values[row] for name, values in found.items()}
+        entry: dict[str, Any] = {
+            name: stats.estimate(values)._asdict() for name, values in of_arm.items()
+        }
+        entry["above_walk"] = _difference(of_arm["path_share"], of_arm["walk_share"])
+        entry["above_readout_walk"] = _difference(
+            of_arm["path_share"], of_arm["readout_walk_share"]
+        )
+        entry["slowed"] = _slowed(of_arm)
+        entry["time_scales"] = {
+            name: _time_scales(time_scales(run, row, share))
+            for name, share in SHARES.items()
+        }
+        if baseline in arms and arm != baseline:
+            base = arms.index(baseline)
+            entry["against_baseline"] = {
+                name: _difference(values[row], values[base])
+                for name, values in found.items()
+            }
+        entries[arm] = entry
+    return entries
+
+
+def numbers(run: Run) -> dict[str, np.ndarray]:
+    """Numbers of each arm and seed (arm, seed), NaN where there is no answer.
+
+    `X_start` and `X_end` of each of `FROM_TO`; `moved`, the total variation between
+    the first attention and the last; `path_share`, `walk_share` and
+    `readout_walk_share`, see `trajectory.TRAITS`; of the train loss `loss_rises`, at
+    how many evaluations it was higher than at the one before, and `loss_roughness`,
+    Σ |change| / (first - last), 1 for a loss that never rose.
+    """
+    finite = run.metrics["diverged_step"] < 0
+    found = {"moved": run.metrics["attention_drift"][..., 0]}
+    for name in FROM_TO:
+        found[f"{name}_start"] = run.metrics[name][..., 0]
+        found[f"{name}_end"] = run.metrics[name][..., -1]
+    for name in ("path_share", "walk_share", "readout_walk_share"):
+        found[name] = run.metrics[name]
+    loss = np.asarray(run.metrics["train_loss"], np.float64)
+    change = np.diff(loss, axis=-1)
+    fall = loss[..., 0] - loss[..., -1]
+    found["loss_rises"] = (change > 0).sum(axis=-1).astype(float)
+    found["loss_roughness"] = np.where(
+        fall > 0, np.abs(change).sum(axis=-1) / np.where(fall > 0, fall, 1), np.nan
+    )
+    return {name: np.where(finite, values, np.nan) for name, values in found.items()}
+
+
+def _slowed(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Gradients and factors at the end over those at the start."""
+    ratios = {}
+    for name in ("score_gradient", "gate", "advantage_spread", "value_gradient"):
+        start, end = of_arm[f"{name}_start"], of_arm[f"{name}_end"]
+        ratios[name] = np.divide(
+            end, start, out=np.full_like(end, np.nan), where=start > 0
+        )
+    slower = (
+        ratios["score_gradient"] < 1
+    )  # of what did not slow down nothing has a part
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = np.log(ratios["gate"]) / np.log(ratios["score_gradient"])
+    ratios["gate_part"] = np.where(slower, part, np.nan)
+    return {name: stats.estimate(values)._asdict() for name, values in ratios.items()}
+
+
+def time_scales(run: Run, row: int, share: float) -> TimeScales:
+    """When an arm had come a share of its way, on each seed.
+
+    The frame's way is the attention's drift to where it ends (total variation), that of
+    precision the fall of what the task says is learned, such as KL to Bayes.
+
+    Args:
+      run: its metrics.
+      row: of the arm.
+      share: such as 0.5.
+    """
+    name = catalogue.TASKS[run.config["config"]["task"]["name"]].learned
+    finite = run.metrics["diverged_step"][row] < 0
+    times = (
+        np.where(
+            finite,
+            stats.settled(run.metrics["step"], run.metrics[n][row], share),
+            np.nan,
+        )
+        for n in ("attention_drift", name)
+    )
+    return TimeScales(*times)
+
+
+def _time_scales(found: TimeScales) -> dict[str, Any]:
+    """Medians, and how many times later precision came, with its verdict."""
+    ratio = stats.median_ratio(found.precision, found.frame)
+    entry = {
+        "frame": stats.median(found.frame)._asdict(),
+        "precision": stats.median(found.precision)._asdict(),
+        "precision_over_frame": ratio._asdict(),
+        "first": "undecided",
+    }
+    low, high = ratio.ci95 or (None, None)
+    if low is not None and low > 1:
+        entry["first"] = "frame"
+    elif high is not None and high < 1:
+        entry["first"] = "precision"
+    return entry
+
+
+def _difference(values: np.ndarray, others: np.ndarray) -> dict[str, Any]:
+    entry = stats.paired_difference(values, others)._asdict()
+    del entry["std"]
+    return entry

@@ -1,0 +1,396 @@
+"""Pictures and animation of one seed's attention, advantage and values, from snapshots.
+
+Each `..._data` function gives the numbers behind a picture.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import PIL.Image
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from jaxattn import diagnostics, figures, laws, report
+from jaxattn.figures import Picture
+from jaxattn.runs import Run
+
+_RELATIVE = matplotlib.colors.LogNorm(1 / 16, 16, clip=True)
+_QUERY = "query"
+_MOST = 5  # maps in a row
+_FRAME, _LAST = 120, 2000  # milliseconds that a frame of an animation is shown
+
+
+class Seen(NamedTuple):
+    """Snapshots of the first snapshot seed, positions in the order of the picture."""
+
+    arms: list[str]
+    steps: np.ndarray  # (K,)
+    weight: np.ndarray  # a (arm, K, n, n)
+    relative: np.ndarray  # times the sources in sight; NaN out of sight
+    advantage: np.ndarray  # A (arm, K, n, n), of each query's own loss; NaN likewise
+    value: np.ndarray  # v (arm, K, n, d_v)
+    target: np.ndarray  # (n,)
+    allowed: np.ndarray  # (n, n)
+    by_label: (
+        bool  # whether positions are sorted by label: where their order says nothing
+    )
+
+
+class Plane(NamedTuple):
+    """Values along the two principal axes of all arms' trajectories together."""
+
+    points: np.ndarray  # (arm, K, n, 2)
+    share: np.ndarray  # (2,) of the variance
+
+
+def snapshots(run: Run) -> Seen:
+    """What a run kept of its first snapshot seed."""
+    metrics = {name: run.metrics[name][:, 0] for name in _KEPT}
+    allowed = run.metrics["attention_allowed"]
+    target = metrics["target"][0, 0].astype(int)
+    by_label = bool(allowed.all())
+    order = np.argsort(target, kind="stable") if by_label else np.arange(len(target))
+    weight = metrics["attention"][..., order, :][..., order]
+    value, upstream = (
+        metrics["value"][..., order, :],
+        metrics["upstream"][..., order, :],
+    )
+    allowed = allowed[order][:, order]
+    flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in (weight, upstream, value)]
+    with jax.default_device(jax.devices("cpu")[0]):
+        advantage = jax.vmap(
+            lambda a, u, v: laws.advantage(a, laws.compatibility(u, v))
+        )(*map(jnp.asarray, flat))
+    return Seen(
+        run.config["config"]["run_arms"],
+        np.array(run.axes["coordinates"]["snapshot_step"]),
+        weight,
+        figures.relative_attention(weight, allowed),
+        np.where(allowed, np.asarray(advantage).reshape(weight.shape), np.nan),
+        value,
+        target[order],
+        allowed,
+        by_label,
+    )
+
+
+_KEPT = ("attention", "value", "upstream", "target")
+
+
+def plane(seen: Seen) -> Plane:
+    """One common basis for the values of all arms at all snapshots."""
+    points = seen.value.reshape(-1, seen.value.shape[-1]).astype(np.float64)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        found = diagnostics.manifold(jnp.asarray(points))
+        along = diagnostics.coordinates(found, jnp.asarray(points))[:, :2]
+        share = diagnostics.explained(found.variance).value[:2]
+    return Plane(np.asarray(along).reshape(*seen.value.shape[:3], 2), np.asarray(share))
+
+
+def usage_data(seen: Seen) -> np.ndarray:
+    """Column usage over that of equal shares (arm, K, n)."""
+    equal = seen.allowed / seen.allowed.sum(axis=1, keepdims=True)
+    return seen.weight.sum(axis=2) / equal.sum(axis=0)
+
+
+# --- attention
+
+
+def _attention(run: Run) -> Figure:
+    """Attention before and after, and after over before."""
+    seen = snapshots(run)
+    maps = {"before training": seen.relative[0, 0]}
+    maps |= {f"after {a}": r[-1] for a, r in zip(seen.arms, seen.relative, strict=True)}
+    changes = change_data(seen)
+    rows = -(-len(maps) // _MOST)
+    columns = -(-len(maps) // rows)
+    figure = Figure(
+        figsize=(1.5 * columns + 1.3, 3.3 * rows + 1.0), layout="constrained"
+    )
+    top, bottom = figure.subfigures(2, 1)
+    for part, drawn, colours, label in (
+        (top, maps, "RdBu_r", "weight / equal share"),
+        (bottom, changes, "PuOr_r", "after / before"),
+    ):
+        axes = figures.divided(part, len(drawn), columns)
+        for axis, (title, values) in zip(axes, drawn.items(), strict=True):
+            image = _show(axis, values, _RELATIVE, colours)
+            axis.set_title(title, fontsize=9)
+        _name(axes, seen)
+        _times(part.colorbar(image, ax=axes, shrink=0.8, aspect=20), label)
+    figure.suptitle(_title(run, seen, "Attention"), fontsize=10)
+    return figure
+
+
+def change_data(seen: Seen) -> dict[str, np.ndarray]:
+    """Attention at the end over that at the start, by arm (n, n); 0 / 0 is 1."""
+    tiny = np.finfo(np.float32).tiny
+    return {
+        arm: (relative[-1] + tiny) / (relative[0] + tiny)
+        for arm, relative in zip(seen.arms, seen.relative, strict=True)
+    }
+
+
+def _advantage(run: Run) -> Figure:
+    """The advantage matrix at up to five snapshots, an arm in each row."""
+    seen = snapshots(run)
+    places = np.unique(np.linspace(0, len(seen.steps) - 1, 5).round().astype(int))
+    size = 1.35 * len(places) + 1.2, 1.35 * len(seen.arms) + 0.8
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(seen.arms), len(places), squeeze=False)
+    norm = _advantage_norm(seen)
+    for row, arm in enumerate(seen.arms):
+        for axis, place in zip(axes[row], places, strict=True):
+            image = _show(axis, seen.advantage[row, place], norm, "PiYG")
+            if row == 0:
+                axis.set_title(f"step {seen.steps[place]}")
+        axes[row, 0].set_ylabel(f"{arm}\n{_QUERY}", fontsize=9)
+    for axis in axes[-1]:
+        axis.set_xlabel(_source(seen), fontsize=9)
+    bar = figure.colorbar(image, ax=axes, extend="both", aspect=8 * len(seen.arms))
+    bar.set_label("advantage, nats per unit of weight\n(> 0: looking more helps)")
+    figure.suptitle(_title(run, seen, "Advantage"), fontsize=10)
+    return figure
+
+
+def _advantage_norm(seen: Seen) -> matplotlib.colors.Normalize:
+    """The same for all: up to what 99 % of all entries stay below."""
+    sizes = np.abs(seen.advantage[np.isfinite(seen.advantage)])
+    most = float(np.quantile(sizes, 0.99)) if len(sizes) else 0.0
+    most = most or 1.0
+    return matplotlib.colors.Normalize(-most, most, clip=True)
+
+
+# --- values
+
+
+def _values(run: Run) -> Figure:
+    """Trajectories of the values, an arm in each panel, along one common basis."""
+    seen = snapshots(run)
+    found = plane(seen)
+    figure, axes = figures.panels(len(seen.arms), 1.75, 1.9)
+    colours = _position_colours(seen)
+    for axis, arm, paths in zip(axes, seen.arms, found.points, strict=True):
+        _paths(axis, paths, colours)
+        axis.set_title(arm)
+    first, second = found.share
+    figures.name_axes(axes, f"PC1 ({first:.0%})", f"PC2 ({second:.0%})")
+    coloured = ", a colour for each label" if seen.by_label else ""
+    figure.suptitle(
+        _title(run, seen, "Values: from circles, at the start, to dots") + coloured,
+        fontsize=10,
+    )
+    return figure
+
+
+def _paths(axis: Axes, paths: np.ndarray, colours: list) -> list:
+    """The ways (K, n, 2) of values; what is drawn of each, to be moved."""
+    drawn = []
+    for number, colour in enumerate(colours):
+        way = paths[:, number]
+        (line,) = axis.plot(*way.T, color=colour, linewidth=0.9, alpha=0.8)
+        axis.plot(*way[0], "o", color=colour, markersize=3.5, markerfacecolor="white")
+        (end,) = axis.plot(*way[-1], "o", color=colour, markersize=4)
+        drawn.append((line, end))
+    return drawn
+
+
+def _position_colours(seen: Seen) -> list[str]:
+    if seen.by_label:
+        names = figures.colours(range(int(seen.target.max()) + 1))
+        return [names[label] for label in seen.target]
+    return [figures.colours("a")[0]] * len(seen.target)
+
+
+def _usage(run: Run) -> Figure:
+    """Column usage over time, an arm in each panel, and its Gini coefficient."""
+    seen = snapshots(run)
+    usage = usage_data(seen)
+    figure, axes = figures.panels(len(seen.arms), 1.75, 1.8)
+    edges = _edges(seen.steps)
+    rows = np.arange(usage.shape[2] + 1) - 0.5
+    norm = matplotlib.colors.LogNorm(1 / 4, 4, clip=True)
+    for axis, arm, of_arm in zip(axes, seen.arms, usage, strict=True):
+        image = axis.pcolormesh(edges, rows, of_arm.T, norm=norm, cmap="RdBu_r")
+        axis.set_title(arm)
+        axis.grid(False)
+    axes[0].invert_yaxis()  # of all
+    figures.name_axes(axes, "step", _source(seen))
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=20)
+    _times(bar, "usage / that of equal shares", (1 / 4, 1 / 2, 1, 2, 4))
+    figure.suptitle(_title(run, seen, "Column usage"), fontsize=10)
+    return figure
+
+
+def _edges(steps: np.ndarray) -> np.ndarray:
+    """Bounds of cells around steps."""
+    between = (steps[1:] + steps[:-1]) / 2
+    return np.concatenate([[steps[0]], between, [steps[-1]]])
+
+
+PICTURES = {
+    "attention": Picture(
+        _attention,
+        "Attention before and after training, in units of an equal share of what is in"
+        " sight (white), and what training changed: orange is looked at more, purple"
+        " less.",
+    ),
+    "advantage": Picture(
+        _advantage,
+        "The advantage matrix along training, all on one scale: where it is green the"
+        " loss asks to look more, where it is pink to look less; it fades as errors are"
+        " mended and as attention settles on what it asked for.",
+    ),
+    "values": Picture(
+        _values,
+        "Where the values of all positions went, along the two principal axes of all"
+        " arms together: circles are the start, dots the end.",
+    ),
+    "usage": Picture(
+        _usage,
+        "How much of the attention each source gets, over time, in units of what equal"
+        " shares would give it (white).",
+    ),
+}
+
+
+# --- animation
+
+
+def animate(run: Run, folder: Path) -> dict[str, str]:
+    """Draws attention, advantage and values of two arms side by side, as a GIF.
+
+    Args:
+      run: with snapshots.
+      folder: to write to.
+
+    Returns:
+      Name of the file -> its caption.
+    """
+    seen = snapshots(run)
+    with matplotlib.rc_context(fname=figures.STYLE):
+        figure, update = _animation(run, seen)
+        canvas = FigureCanvasAgg(figure)
+        figure.set_dpi(100)
+        canvas.draw()
+        figure.set_layout_engine("none")  # or each frame would be laid out anew
+        frames = []
+        for place in range(len(seen.steps)):
+            update(place)
+            canvas.draw()
+            rgb = np.asarray(canvas.buffer_rgba())[..., :3]
+            frames.append(PIL.Image.fromarray(np.ascontiguousarray(rgb)))
+    # One palette, that of some frames together, so that nothing flickers.
+    some = frames[:: max(len(frames) // 6, 1)]
+    palette = PIL.Image.fromarray(np.vstack([np.asarray(f) for f in some])).quantize(
+        256
+    )
+    flat = PIL.Image.Dither.NONE
+    frames = [frame.quantize(palette=palette, dither=flat) for frame in frames]
+    frames[0].save(
+        folder / "motion.gif",
+        save_all=True,
+        append_images=frames[1:],
+        duration=[_FRAME] * (len(frames) - 1) + [_LAST],
+        loop=0,
+    )
+    shown = " and ".join(_animated(run, seen))
+    return {
+        "motion.gif": f"Attention, advantage and values of {shown} while they train, as"
+        " in the pictures of each."
+    }
+
+
+def _animated(run: Run, seen: Seen) -> list[str]:
+    """The baseline, and the first other arm."""
+    baseline = run.config["config"]["baseline"]
+    others = [arm for arm in seen.arms if arm != baseline]
+    return [arm for arm in (baseline, *others[:1]) if arm in seen.arms]
+
+
+def _animation(run: Run, seen: Seen):
+    """A figure, and what puts it at a snapshot."""
+    arms, found = _animated(run, seen), plane(seen)
+    figure = Figure(figsize=(7.2, 2.3 * len(arms) + 0.75), layout="constrained")
+    axes = figure.subplots(len(arms), 3, squeeze=False)
+    norm, colours = _advantage_norm(seen), _position_colours(seen)
+    moving = []
+    rows = [seen.arms.index(arm) for arm in arms]
+    low, high = (
+        limit(found.points[rows], axis=(0, 1, 2)) for limit in (np.min, np.max)
+    )
+    for line, row in zip(axes, rows, strict=True):
+        attention = _show(line[0], seen.relative[row, 0], _RELATIVE, "RdBu_r")
+        advantage = _show(line[1], seen.advantage[row, 0], norm, "PiYG")
+        paths = _paths(line[2], found.points[row], colours)
+        margin = 0.08 * (high - low)
+        line[2].set(
+            xlim=(low[0] - margin[0], high[0] + margin[0]),
+            ylim=(low[1] - margin[1], high[1] + margin[1]),
+            ylabel="PC2",
+        )
+        line[2].tick_params(labelsize=7)
+        line[0].set_ylabel(f"{seen.arms[row]}\n{_QUERY}", fontsize=9)
+        moving.append((row, attention, advantage, paths))
+    titles = (
+        "attention\nred: more than an equal share",
+        "advantage\ngreen: looking more helps",
+        "values\nalong two axes, from circles to dots",
+    )
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title, fontsize=9)
+    for axis in axes[-1, :2]:
+        axis.set_xlabel(_source(seen))
+    axes[-1, 2].set_xlabel("PC1")
+    title = figure.suptitle(f"step {seen.steps[-1]}", fontsize=10)
+
+    def update(place: int) -> None:
+        title.set_text(f"step {seen.steps[place]}")
+        for row, attention, advantage, paths in moving:
+            attention.set_data(seen.relative[row, place])
+            advantage.set_data(seen.advantage[row, place])
+            for number, (line, end) in enumerate(paths):
+                way = found.points[row, : place + 1, number]
+                line.set_data(*way.T)
+                end.set_data(*way[-1:].T)
+
+    return figure, update
+
+
+# --- maps
+
+
+def _show(axis: Axes, values: np.ndarray, norm, colours: str):
+    """A matrix over queries and sources."""
+    axis.grid(False)
+    axis.tick_params(labelsize=7)
+    if len(values) <= 20:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return axis.imshow(values, norm=norm, cmap=colours, interpolation="nearest")
+
+
+def _name(axes: list[Axes], seen: Seen) -> None:
+    figures.name_axes(axes, _source(seen), _QUERY)
+
+
+def _source(seen: Seen) -> str:
+    return "source, by label" if seen.by_label else "source"
+
+
+def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
+    bar.set_label(label)
+    names = [f"{t:g}" if t >= 1 else f"1/{1 / t:g}" for t in ticks]
+    bar.set_ticks(ticks, labels=names)
+    bar.ax.minorticks_off()
+
+
+def _title(run: Run, seen: Seen, what: str) -> str:
+    where = {"heldout": "held-out", "train": "training"}[report.task_of(run).shown]
+    seed = run.axes["coordinates"]["snapshot_seed"][0]
+    return f"{what}; first {len(seen.target)} {where} positions, seed {seed}"

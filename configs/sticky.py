@@ -3,6 +3,7 @@
     python scripts/train.py --config=configs/sticky.py          # 8 seeds, 4 arms
     python scripts/train.py --config=configs/sticky.py:full     # 32 seeds, all arms
     python scripts/train.py --config=configs/sticky.py:online   # fresh sequences
+    python scripts/train.py --config=configs/sticky.py:frame    # two time scales
     python scripts/train.py --config=configs/sticky.py:parity   # the authors' way
     python scripts/train.py --config=configs/sticky.py:smoke    # seconds
 
@@ -39,6 +40,13 @@ VARIANTS = {
         "fresh": True,
         "run_arms": ("sgd", "em", "em_majorised", "sgd_matched", "adam"),
         "arms.em_majorised.statistics_rate": 0.05,
+    },
+    # Does attention settle first, and is it the values that go on?
+    "frame": {
+        "seeds": 32,
+        "fresh": True,
+        "run_arms": ("sgd_matched", "frozen_values", "random_frame"),
+        "baseline": "sgd_matched",
     },
     "smoke": {"seeds": 2, "steps": 20, "eval_every": 5, "task.length": 200},
     "parity": {
@@ -117,6 +125,9 @@ def get_config(variant: str = "") -> ConfigDict:
                 "routing_fast": _rates(routing=0.1),
                 "adam": _gradient("adam", 0.001),
                 "momentum": _gradient("momentum", 0.01),
+                # Nulls of sgd_matched: one half stays as it was drawn.
+                "frozen_values": _rates(routing=0.1, value=0.0, output=0.1),
+                "random_frame": _rates(routing=0.0, value=0.1, output=0.1),
             },
             "run_arms": ("sgd", "em", "em_majorised", "sgd_matched"),
             "baseline": "sgd",  # what the other arms are compared with

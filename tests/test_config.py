@@ -11,8 +11,8 @@ from jaxattn import schedules
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 ARMS = (
-    "adam, em, em_majorised, em_prototype, momentum, output_fast, routing_fast, sgd,"
-    " sgd_matched"
+    "adam, em, em_majorised, em_prototype, frozen_values, momentum, output_fast,"
+    " random_frame, routing_fast, sgd, sgd_matched"
 )
 
 

@@ -180,7 +180,7 @@ def _final(run: Run) -> Figure:
         ):
             values = run.metrics[metric][row, :, -1]
             figures.dots(axis, row, colour, values, run.summary["arms"][arm][metric])
-        if metric in floors:
+        if floors.get(metric) is not None:
             axis.axvline(floors[metric], color="0.35", linestyle="--", linewidth=1.2)
         axis.set_title(title, fontsize=9)
         axis.margins(x=0.12)

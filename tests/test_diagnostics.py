@@ -279,3 +279,64 @@ def test_under_jit_and_vmap(head):
     stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), (forward, upstream))
     many = jax.jit(jax.vmap(lambda f, u: all_of_them(f.weight, u, f, mask)))(*stack)
     np.testing.assert_allclose(many, bare, rtol=1e-12)
+
+
+def test_gate_times_spread_is_the_score_gradient(x64):
+    """On random heads with queries that see nothing."""
+    for seed in range(20):
+        params, inputs, targets = random_problem(seed, scale=2.0)
+        mask = random_mask(seed, len(inputs))
+        f = attention.forward(params, inputs, mask)
+        delta = laws.logit_gradient(f.logit, targets)
+        b = laws.compatibility(laws.upstream_gradient(delta, params.w_o), f.value)
+        gradient = laws.score_gradient(f.weight, laws.advantage(f.weight, b))
+        gate = diagnostics.gate(f.weight, b, mask)
+        spread = diagnostics.advantage_spread(b, mask)
+        force = jnp.sum(jnp.abs(gradient), axis=1)
+        np.testing.assert_allclose(gate.value * spread, force, atol=1e-15)
+        sees = mask.sum(axis=1) > 1
+        np.testing.assert_array_equal(gate.known, sees)
+        assert (spread[~sees] == 0).all()
+
+
+def test_gate_is_open_for_equal_shares_and_shut_for_one_hot(x64):
+    b = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
+    equal = jnp.full((4, 5), 0.2)
+    np.testing.assert_allclose(diagnostics.gate(equal, b).value, 1)
+    one_hot = jnp.eye(5)[:4]
+    assert (diagnostics.gate(one_hot, b).value == 0).all()
+    # Above 1 between the best and the worst, of which the mean is far from either.
+    ends = jnp.array([[0.5, 0, 0, 0, 0.5]])
+    b = jnp.array([[-1.0, 0, 0, 0, 1]])
+    assert diagnostics.gate(ends, b).value[0] == pytest.approx(1 / 0.4)
+    alike = diagnostics.gate(equal, jnp.ones((4, 5)))
+    assert not alike.known.any()
+    for weight in (equal, one_hot):
+        slope = jax.grad(lambda w, b: diagnostics.gate(w, b).value.sum(), (0, 1))(
+            weight, jnp.ones((4, 5))
+        )
+        assert all(np.isfinite(leaf).all() for leaf in slope)
+
+
+def test_leading_share_is_that_of_the_principal_axes(x64):
+    points = jnp.asarray(np.random.default_rng(0).normal(size=(30, 4)))
+    variance = diagnostics.manifold(points).variance
+    for axes in (1, 2, 4):
+        found = diagnostics.leading_share(points, axes)
+        expected = diagnostics.explained(variance).value[:axes].sum()
+        assert found.value == pytest.approx(float(expected), rel=1e-12)
+    line = points[:1] * jnp.arange(5.0)[:, None]
+    assert diagnostics.leading_share(line, 1).value == pytest.approx(1)
+    assert not diagnostics.leading_share(jnp.ones((5, 4)), 2).known
+    several = jax.vmap(lambda p: diagnostics.leading_share(p, 2).value)(
+        points.reshape(3, 10, 4)
+    )
+    assert ((several > 0.5) & (several < 1)).all()
+
+
+def test_effective_sources_do_not_hide_a_nan():
+    weight = jnp.array([[0.5, 0.5], [jnp.nan, 0.5], [0.0, 0.0]])
+    found = diagnostics.effective_sources(weight)
+    assert found[0] == pytest.approx(2)
+    assert np.isnan(found[1])
+    assert found[2] == 0

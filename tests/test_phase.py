@@ -158,10 +158,10 @@ def test_tables(run):
     lines = terminal.split("\nFlags")[0].splitlines()
     assert max(map(len, lines)) <= 80
     assert "em_online over SGD, fresh sequences (KL -0.0" in terminal
-    markdown = phase.markdown(run.summary, ["figures/kl.png"])
+    markdown = phase.markdown(run.summary, {"figures/kl.png": "A map."})
     assert "**Better**: " in markdown
     assert "em_online over SGD, one sequence (KL -0.0" in markdown
-    assert "![figures/kl.png](figures/kl.png)" in markdown
+    assert "![A map.](figures/kl.png)" in markdown
     assert len(phase.csv_table(run.summary).splitlines()) == 1 + 8
     json.dumps(run.summary, allow_nan=False)
 
@@ -179,9 +179,21 @@ def test_maps_hold_the_numbers_of_the_run(run):
     assert np.isinf(maps["steps"].values).any()
 
 
+def test_arrival_counts_seeds_at_points_tuned_on_the_others(run):
+    data, step = phase_figures.arrival_data(run), run.metrics["step"]
+    assert list(data) == list(run.summary["arms"])
+    for title, entry in run.summary["arms"].items():
+        found = entry["steps_to_threshold"]
+        assert data[title].middle[-1] == found["reached"] / found["n"]
+        assert (np.diff(data[title].middle) >= 0).all()
+        if found["median"] is not None:
+            at = np.searchsorted(step, found["median"])
+            assert data[title].middle[at] >= 0.5
+
+
 def test_pictures(run, tmp_path):
     names = phase_figures.draw(run, tmp_path / "figures", pdf=True)
-    assert names == ["tuned.png", "kl.png", "steps.png", "gap.png"]
+    assert list(names) == ["tuned.png", "arrival.png", "kl.png", "steps.png", "gap.png"]
     for name in names:
         assert (tmp_path / "figures" / name).stat().st_size > 10_000
         assert (tmp_path / "figures" / name).with_suffix(".pdf").exists()

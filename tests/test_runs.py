@@ -13,8 +13,23 @@ import pytest
 from problems import result_of
 
 from jaxattn import config as config_lib
-from jaxattn import figures, report, runs, stats, sweep
+from jaxattn import (
+    figures,
+    html,
+    launch,
+    report,
+    run_figures,
+    runs,
+    stats,
+    sweep,
+    trajectory,
+)
 
+PICTURES = [
+    *("curves.png", "final.png", "arrival.png", "frame.png", "diagnostics.png"),
+    *("gate.png", "attention.png", "advantage.png", "values.png", "usage.png"),
+    "motion.gif",
+]
 CONFIG = Path(__file__).parents[1] / "configs" / "sticky.py"
 ARMS = ("sgd", "em", "adam")
 SEEDS = 8
@@ -24,6 +39,7 @@ SEEDS = 8
 def config():
     config = config_lib.load(f"{CONFIG}:smoke")
     config.update({"seeds": SEEDS, "steps": 100, "eval_every": 50, "run_arms": ARMS})
+    config.update({"snapshots": 2})
     return config
 
 
@@ -180,7 +196,7 @@ def test_no_comparison_without_the_baseline(tmp_path, config, result):
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["comparisons"] == []
     assert "sgd_matched, the baseline, did not run" in report.terminal(summary)
-    assert "Against" not in report.markdown(summary, [])
+    assert "Against" not in report.markdown(summary, {})
 
 
 def test_report_fits_a_terminal_and_says_it_all(run):
@@ -188,9 +204,47 @@ def test_report_fits_a_terminal_and_says_it_all(run):
     assert max(map(len, text.splitlines())) <= 80
     for needed in (*ARMS, "chance 2.079", "2x [2, 2]", "50 (7/8)", "diverged in 1 of"):
         assert needed in text
-    markdown = report.markdown(run.summary, ["figures/curves.png"])
-    for needed in ("| em |", "](figures/curves.png)", "## Flags", "-0.060±0.000"):
+    markdown = report.markdown(run.summary, {"figures/curves.png": "Read it so."})
+    for needed in (
+        *("| em |", "![Read it so.](figures/curves.png)", "## Flags", "-0.060±0.000"),
+        *("## The paper's three observations", "## Frame and precision"),
+        "## What each arm did, beside sgd",
+    ):
         assert needed in markdown
+    assert "Pictures" not in report.markdown(run.summary, {})
+
+
+def test_a_flag_of_several_arms_is_said_once(run):
+    arms = run.summary["arms"]
+    for arm in ("sgd", "em"):
+        arms[arm]["flags"] = ["not left chance in 8 of 8 seeds"]
+    lines = report.flag_lines(run.summary)
+    assert lines[0] == "sgd, em: not left chance in 8 of 8 seeds"
+    assert [line.split(":")[0] for line in lines[1:]] == ["adam"] * (len(lines) - 1)
+
+
+def test_a_run_is_drawn_again_from_its_directory(run):
+    runs.write_summary(run.path, run.summary)
+    before = {p.name: p.read_bytes() for p in run.path.iterdir() if p.is_file()}
+    written = launch.redraw(run.path, launch.Output(figures=True, pdf=False, html=True))
+    names = sorted(str(path.relative_to(run.path)) for path in written)
+    tables = ["report.html", "report.md", "summary.csv", "summary.json"]
+    assert names == sorted([*(f"figures/{name}" for name in PICTURES), *tables])
+    after = {p.name: p.read_bytes() for p in run.path.iterdir() if p.is_file()}
+    assert before.items() <= after.items()
+    page = after["report.html"].decode()
+    assert page.count("<img") == page.count('src="data:image/') == len(PICTURES)
+    assert "http" not in page
+    for needed in ("<h1", "<table>", "Frame and precision", "addEventListener"):
+        assert needed in page
+    (run.path / "summary.json").unlink()
+    with pytest.raises(runs.RunError, match="not finished"):
+        launch.redraw(run.path, launch.Output(True, False, False))
+
+
+def test_a_page_without_its_picture_is_an_error(tmp_path):
+    with pytest.raises(runs.RunError, match=r"figures/a.png.*scripts/figures.py"):
+        html.page("# A run\n\n![A.](figures/a.png)", tmp_path)
 
 
 def test_one_seed_has_no_interval(tmp_path, config, result):
@@ -201,7 +255,7 @@ def test_one_seed_has_no_interval(tmp_path, config, result):
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["arms"]["sgd"]["train_loss"]["ci95"] is None
     assert "±" not in report.terminal(summary).split("\n\n", 1)[1]
-    figures.draw(run._replace(summary=summary), tmp_path / "figures")
+    run_figures.draw(run._replace(summary=summary), tmp_path / "figures")
 
 
 def test_csv_has_a_row_per_arm(run):
@@ -212,24 +266,26 @@ def test_csv_has_a_row_per_arm(run):
 
 
 def test_figures_are_written(run):
-    names = figures.draw(run, run.path / "figures", pdf=True)
-    assert names == ["curves.png", "final.png", "attention.png"]
-    for name in names:
+    drawn = run_figures.draw(run, run.path / "figures", pdf=True)
+    assert list(drawn) == PICTURES
+    for name, caption in drawn.items():
         assert (run.path / "figures" / name).stat().st_size > 5000
-        assert (run.path / "figures" / name).with_suffix(".pdf").exists()
+        assert caption.endswith(".")
+        vector = (run.path / "figures" / name).with_suffix(".pdf")
+        assert vector.exists() == name.endswith(".png")
 
 
 def test_figures_when_every_seed_diverged(tmp_path, config, result):
     for name, curve in result.kept.curves.items():
         if not name.endswith("bayes_nll"):
             curve[:] = np.nan
-    result = result_of(config, result.kept.curves, result.kept.attention)
+    result = result_of(config, result.kept.curves, result.kept.snapshots["attention"])
     run = runs.write_metrics(tmp_path, config, result)
     summary = report.summarise(run, {"compile": 1.0, "run": 2.0})
     assert summary["arms"]["adam"]["train_loss"]["mean"] is None
     assert "none" in report.terminal(summary)
     json.dumps(summary, allow_nan=False)
-    figures.draw(run._replace(summary=summary), tmp_path / "figures")
+    run_figures.draw(run._replace(summary=summary), tmp_path / "figures")
 
 
 def test_band_is_student_s_at_each_point():
@@ -277,7 +333,9 @@ def test_claim_refuses_another_config(tmp_path, config, result):
         claim(tmp_path, config)
 
 
-@pytest.mark.parametrize("name", ["sticky", "sticky:full", "rates"])
+@pytest.mark.parametrize(
+    "name", ["sticky", "sticky:full", "sticky:frame", "rates", "toy"]
+)
 def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
     """Else the README's commands would be refused in a fresh clone."""
     file, _, variant = name.partition(":")
@@ -288,6 +346,8 @@ def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
     summary = runs.load(reference).summary
     assert summary["complete"]
     assert summary["seeds"] == config.seeds >= {"sticky:full": 32}.get(name, 8)
+    pictures = {path.name for path in (reference / "figures").iterdir()}
+    assert set(PICTURES) <= pictures or name == "rates"
 
 
 def test_a_metric_is_selected_by_names(run):
@@ -312,7 +372,8 @@ def test_a_metric_is_selected_by_names(run):
 def test_a_frame_has_every_number_once(run):
     frame = run.to_frame()
     assert list(frame.columns) == ["arm", "seed", "step", "metric", "value"]
-    assert len(frame) == sum(run.metrics[name].size for name in sweep.METRICS)
+    names = (*sweep.METRICS, *trajectory.CURVES)
+    assert len(frame) == sum(run.metrics[name].size for name in names)
     row = frame.query(
         "arm == 'em' and seed == 2 and step == 50 and metric == 'accuracy'"
     )

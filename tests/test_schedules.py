@@ -514,3 +514,49 @@ def test_seeds_side_by_side_are_seeds_one_by_one(x64):
     together = jax.jit(jax.vmap(trained))(params, inputs, targets)
     one_by_one = jax.jit(lambda *all_: jax.lax.map(lambda one: trained(*one), all_))
     assert relative_error(together, one_by_one(params, inputs, targets)) < 1e-11
+
+
+@pytest.mark.parametrize(
+    "wiring",
+    [
+        schedules.Wiring(False, value_norm=True),
+        schedules.Wiring(True, dropout_rate=0.3),
+        schedules.Wiring(True, value_norm=True, dropout_rate=0.3),
+    ],
+)
+def test_every_way_to_the_gradient_of_another_wiring_is_the_same(wiring):
+    """Also which weights are dropped."""
+    params, inputs, targets = random_problem(0, length=40, dtype=np.float32)
+    batch = Batch(inputs, targets, jnp.arange(1.0, 41))
+    found = {
+        name: jax.jit(functools.partial(way, wiring=wiring))(
+            params, batch, jax.random.key(7)
+        )
+        for name, way in schedules.GRADIENTS.items()
+    }
+    plain = schedules.by_autodiff(params, batch, wiring=schedules.Wiring(wiring.causal))
+    for loss, gradient in found.values():
+        assert loss == pytest.approx(float(found["autodiff"][0]), rel=1e-5)
+        assert relative_error(gradient, found["autodiff"][1]) < 2e-5
+        assert relative_error(gradient, plain[1]) > 0.05
+
+
+def test_each_step_and_sequence_drops_other_weights():
+    params, inputs, targets = random_problem(0, length=20, dtype=np.float32)
+    wired = functools.partial(
+        schedules.by_streaming, wiring=schedules.Wiring(True, dropout_rate=0.5)
+    )
+    schedule = schedules.gradient(optax.sgd(0.1), wired)
+    twice = Batch(jnp.stack([inputs] * 2), jnp.stack([targets] * 2))
+    step = jax.jit(schedule.step)
+    losses_ = [
+        step(schedule.init(params), twice, jax.random.key(number))[1].loss
+        for number in (0, 1)
+    ]
+    assert losses_[0] != losses_[1]
+    alone = [
+        wired(params, Batch(inputs, targets), jax.random.fold_in(jax.random.key(0), n))
+        for n in (0, 1)
+    ]
+    assert alone[0][0] != alone[1][0]
+    assert losses_[0] == pytest.approx(float(sum(a[0] for a in alone)) / 2, rel=1e-5)

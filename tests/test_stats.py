@@ -176,3 +176,31 @@ def test_tuning_alone_is_seldom_taken_for_an_advantage():
         low, high = stats.estimate(tuned - cost[0]).ci95
         naive.append(low > 0 or high < 0)
     assert np.mean(np.abs(signs)) < 0.06 < np.mean(naive)
+
+
+def test_settled_is_when_it_stays_near_its_end():
+    steps = np.array([0, 10, 20, 30, 40])
+    curves = [
+        [4.0, 3.0, 2.0, 1.0, 0.0],  # half of the way at 20, nine tenths at 40
+        [4.0, 0.0, 3.0, 0.2, 0.0],  # there early, but not to stay
+        [4.0, -3.0, 0.0, 0.0, 0.0],  # beyond its end is not at it
+        [1.0, 1.0, 1.0, 1.0, 1.0],
+        [1.0, 0.5, 0.2, 0.1, 1.5],
+        [4.0, 3.0, np.nan, 1.0, 0.0],
+    ]
+    half = stats.settled(steps, np.array(curves), 0.5)
+    most = stats.settled(steps, np.array(curves), 0.9)
+    np.testing.assert_array_equal(half, [20, 30, 20, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(most, [40, 30, 20, np.nan, np.nan, np.nan])
+
+
+def test_arrived_is_a_share_with_wilson_s_interval():
+    steps, times = np.array([0, 5, 10]), np.array([5, 5, 7, np.inf, np.nan])
+    share, low, high = stats.arrived(steps, times)
+    np.testing.assert_array_equal(share, [0, 0.5, 0.75])
+    z, n = 1.959964, 4
+    for p, below, above in zip(share, low, high, strict=True):
+        centre = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+        half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+        assert (below, above) == pytest.approx((centre - half, centre + half), abs=1e-6)
+    assert all(np.isnan(part).all() for part in stats.arrived(steps, [np.nan]))

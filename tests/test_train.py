@@ -19,7 +19,6 @@ from jaxattn.command import keep_programs
 ROOT = Path(__file__).parents[1]
 FILES = [
     "config.json",
-    "figures",
     "metrics.json",
     "metrics.npz",
     "report.md",
@@ -27,7 +26,7 @@ FILES = [
     "summary.json",
 ]
 # One arm, so that little is compiled.
-SMALL = ("--config=configs/sticky.py:smoke", "--config.run_arms=sgd")
+SMALL = ("--config=configs/sticky.py:smoke", "--config.run_arms=sgd", "--nofigures")
 
 
 def command(*arguments):
@@ -52,17 +51,19 @@ def begin(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
 
 def test_smoke_writes_a_whole_run(tmp_path):
     workdir = tmp_path / "run"
-    done = train("--config=configs/sticky.py:smoke", f"--workdir={workdir}", "--pdf")
+    done = train("--config=configs/sticky.py:smoke", f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in workdir.iterdir()) == FILES
-    assert len(list((workdir / "figures").iterdir())) == 6
+    assert sorted(path.name for path in workdir.iterdir()) == sorted(
+        [*FILES, "figures"]
+    )
+    assert "(figures/motion.gif)" in (workdir / "report.md").read_text()
     assert "step 20/20" in done.stderr
     for needed in ("sgd_matched", "KL to Bayes", "entropy rate", "speed-up"):
         assert needed in done.stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["complete"] is True
     assert list(summary["arms"]) == ["sgd", "em", "em_majorised", "sgd_matched"]
-    assert "EM over SGD, script's rates (train loss" in done.stdout
+    assert "EM over SGD, same base rate (train loss" in done.stdout
 
 
 def test_a_grid_writes_a_whole_run(tmp_path):
@@ -74,9 +75,11 @@ def test_a_grid_writes_a_whole_run(tmp_path):
         f"--workdir={tmp_path}",
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*FILES, "figures"]
+    )
     pictures = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert pictures == ["gap.png", "kl.png", "steps.png", "tuned.png"]
+    assert pictures == ["arrival.png", "gap.png", "kl.png", "steps.png", "tuned.png"]
     assert "2 seeds x 8 points" in done.stdout
     summary = runs.load(tmp_path).summary
     assert list(summary["arms"]) == [
@@ -84,6 +87,27 @@ def test_a_grid_writes_a_whole_run(tmp_path):
         for regime in ("one", "fresh")
         for name in ("sgd", "values_fast")
     ]
+
+
+def test_figures_are_drawn_by_their_own_command(tmp_path):
+    assert train(*SMALL, f"--workdir={tmp_path}").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+
+    def draw(*arguments):
+        script = [sys.executable, "scripts/figures.py", *map(str, arguments)]
+        return subprocess.run(
+            script, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    done = draw(tmp_path, "--html")
+    assert done.returncode == 0, done.stderr
+    for name in ("figures/motion.gif", "figures/curves.png", "report.html"):
+        assert f"{tmp_path / name}\n" in done.stdout
+        assert (tmp_path / name).stat().st_size > 5000
+    none = draw(tmp_path / "none")
+    assert none.returncode == 2
+    assert none.stderr.startswith("figures.py: run=")
+    assert none.stderr.count("\n") == 1
 
 
 def test_whole_numbers_may_be_written_with_an_exponent(tmp_path):

@@ -1,0 +1,166 @@
+"""Numbers of how attention and values moved, and those behind the pictures."""
+
+import numpy as np
+import PIL.Image
+import pytest
+from problems import result_of
+
+from jaxattn import config as config_lib
+from jaxattn import observations, report, run_figures, runs, sweep
+from jaxattn import snapshot_figures as snapshots
+
+ARMS = ("sgd", "layer_norm", "random_frame")
+SEEDS, STEPS, LENGTH = 8, 10, 6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Attention of `sgd` settles at 2 and loss at 8; of `layer_norm` the other way."""
+    config = config_lib.load("configs/toy.py:smoke")
+    config.update({"seeds": SEEDS, "steps": STEPS, "eval_every": 1, "run_arms": ARMS})
+    config.update({"snapshots": 6, "snapshot_seeds": (1,), "snapshot_length": LENGTH})
+    step = np.arange(STEPS + 1)
+    late = np.where(step < 8, 1.0, 0.0)
+    early = np.where(step < 2, 1.0, 0.0)
+    wiggle = late + np.where(step == 5, 0.5, 0)  # up and down again
+    seed = 1 + 0.01 * np.arange(SEEDS)[:, None]
+    curves = {n: np.ones((3, SEEDS, STEPS + 1)) for n in sweep.METRICS}
+    curves |= {
+        "train_loss": np.stack(
+            [0.5 + seed * late, 0.5 + seed * early, 2 + 0 * seed * early]
+        ),
+        "train_bayes_nll": np.full((3, SEEDS, STEPS + 1), 2.0),
+    }
+    curves["train_loss"][0] = 0.5 + seed * wiggle
+    rng = np.random.default_rng(0)
+    maps = rng.dirichlet(np.ones(LENGTH), size=(3, 1, 6, LENGTH))
+    result = result_of(config, curves, maps)
+    drift = np.stack([seed * early, seed * late, 0 * seed * late])
+    result.kept.curves["attention_drift"] = drift
+    gate, spread = np.linspace(1, 0.5, STEPS + 1), np.linspace(1, 0.125, STEPS + 1)
+    ones = np.ones((3, SEEDS, 1))
+    result.kept.curves.update(
+        {
+            "gate": gate * ones,
+            "advantage_spread": spread * ones,
+            "score_gradient": gate * spread * ones,
+        }
+    )
+    result.kept.snapshots["target"][:] = rng.integers(0, 3, LENGTH)
+    result = result._replace(allowed=np.ones((LENGTH, LENGTH), bool))
+    run = runs.write_metrics(tmp_path_factory.mktemp("run"), config, result)
+    return run._replace(summary=report.summarise(run, {"compile": 1.0, "run": 1.0}))
+
+
+def test_time_scales_tell_who_was_first(run):
+    found = observations.of_arms(run)
+    for share in observations.SHARES:
+        sgd, norm, frozen = (found[arm]["time_scales"][share] for arm in ARMS)
+        assert sgd["frame"]["median"] == norm["precision"]["median"] == 2
+        assert sgd["precision"]["median"] == norm["frame"]["median"] == 8
+        assert sgd["precision_over_frame"]["median"] == 4
+        assert sgd["precision_over_frame"]["ci95"] == (4, 4)
+        assert (sgd["first"], norm["first"]) == ("frame", "precision")
+        assert frozen["frame"]["median"] is frozen["precision"]["median"] is None
+        assert frozen["first"] == "undecided"
+
+
+def test_the_three_observations(run):
+    sgd, norm, _ = (run.summary["observations"][arm] for arm in ARMS)
+    assert sgd["loss_rises"]["mean"] == 1
+    assert sgd["loss_roughness"]["mean"] == pytest.approx(2)
+    assert norm["loss_rises"]["mean"] == 0
+    assert norm["loss_roughness"]["mean"] == pytest.approx(1)
+    shares = run.metrics["path_share"] - run.metrics["readout_walk_share"]
+    assert sgd["above_readout_walk"]["mean"] == pytest.approx(shares[0].mean())
+    assert sgd["relative_entropy_start"]["mean"] == pytest.approx(0.7)
+    assert sgd["relative_entropy_end"]["mean"] == pytest.approx(0.2)
+    against = norm["against_baseline"]["path_share"]
+    difference = run.metrics["path_share"][1] - run.metrics["path_share"][0]
+    assert against["mean"] == pytest.approx(difference.mean())
+
+
+def test_the_gate_s_part_in_slowing_down(run):
+    slowed = run.summary["observations"]["sgd"]["slowed"]
+    assert slowed["gate"]["mean"] == pytest.approx(1 / 2)
+    assert slowed["score_gradient"]["mean"] == pytest.approx(1 / 16)
+    assert slowed["gate_part"]["mean"] == pytest.approx(1 / 4)  # of 2^-4, 2^-1
+
+
+def test_a_seed_that_diverged_is_left_out(run):
+    metrics = {name: array.copy() for name, array in run.metrics.items()}
+    metrics["diverged_step"][0, 2] = 5
+    found = observations.numbers(run._replace(metrics=metrics))
+    assert all(np.isnan(values[0, 2]) for values in found.values())
+    times = observations.time_scales(run._replace(metrics=metrics), 0, 0.5)
+    assert np.isnan(times.frame[2])
+    assert np.isfinite(np.delete(times.frame, 2)).all()
+
+
+def test_numbers_behind_frame_gate_and_arrival(run):
+    frame = run_figures.frame_data(run)
+    np.testing.assert_allclose(frame["sgd"].frame.middle, np.arange(11) < 2)
+    assert (frame["sgd"].frame_half, frame["sgd"].precision_half) == (2, 8)
+    assert np.isnan(frame["random_frame"].frame.middle).all()
+    gate = run_figures.gate_data(run)["sgd"]
+    product = gate["gate"].middle * gate["advantage_spread"].middle
+    np.testing.assert_allclose(gate["score_gradient"].middle, product)
+    assert gate["gate"].middle[-1] == pytest.approx(0.5)
+    arrival = run_figures.arrival_data(run, "train_loss")
+    np.testing.assert_array_equal(arrival["sgd"].middle, np.arange(11) >= 8)
+    np.testing.assert_array_equal(arrival["layer_norm"].middle, np.arange(11) >= 2)
+    assert (arrival["random_frame"].middle == 0).all()
+    low, high = arrival["layer_norm"].low, arrival["layer_norm"].high
+    assert (low <= arrival["layer_norm"].middle).all()
+    assert low[-1] == pytest.approx(1 / (1 + 1.96**2 / SEEDS), abs=1e-3)  # Wilson's
+    assert high[-1] == pytest.approx(1)
+
+
+def test_numbers_behind_the_maps(run):
+    """Sorted by label, advantage entry by entry, usage in units of equal shares."""
+    seen = snapshots.snapshots(run)
+    assert seen.by_label
+    assert (np.diff(seen.target) >= 0).all()
+    order = np.argsort(run.metrics["target"][0, 0, 0], kind="stable")
+    arm, step, i, j = 1, 4, 2, 3
+    query, source = order[i], order[j]
+    weight, value, upstream = (
+        run.metrics[n][arm, 0, step].astype(float)
+        for n in ("attention", "value", "upstream")
+    )
+    assert seen.relative[arm, step, i, j] == pytest.approx(
+        LENGTH * weight[query, source], rel=1e-6
+    )
+    served = value @ upstream[query]
+    advantage = weight[query] @ served - served[source]
+    assert seen.advantage[arm, step, i, j] == pytest.approx(advantage, rel=1e-4)
+    usage = snapshots.usage_data(seen)
+    assert usage[arm, step, j] == pytest.approx(weight[:, source].sum(), rel=1e-5)
+    change = snapshots.change_data(seen)["layer_norm"]
+    before, after = seen.relative[arm, 0], seen.relative[arm, -1]
+    np.testing.assert_allclose(change, after / before, rtol=1e-5)
+
+
+def test_values_of_all_arms_have_one_common_basis(run):
+    seen = snapshots.snapshots(run)
+    found = snapshots.plane(seen)
+    everything = seen.value.reshape(-1, 3).astype(float)
+    centred = everything - everything.mean(axis=0)
+    size, axes = np.linalg.eigh(centred.T @ centred)
+    axes = axes[:, ::-1][:, :2]
+    axes = axes * np.sign(axes[np.argmax(np.abs(axes), axis=0), [0, 1]])
+    np.testing.assert_allclose(found.points.reshape(-1, 2), centred @ axes, atol=1e-6)
+    np.testing.assert_allclose(found.share, size[::-1][:2] / size.sum(), rtol=1e-6)
+
+
+def test_the_animation_has_a_frame_for_each_snapshot(run, tmp_path):
+    drawn = snapshots.animate(run, tmp_path)
+    assert "sgd and layer_norm" in drawn["motion.gif"]
+    with PIL.Image.open(tmp_path / "motion.gif") as animation:
+        assert animation.n_frames == 6
+        assert animation.info["loop"] == 0
+        last = []
+        for frame in (0, 5):
+            animation.seek(frame)
+            last.append(np.asarray(animation.convert("RGB")))
+    assert (last[0] != last[1]).mean() > 0.01

@@ -37,7 +37,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "fresh": False,  # always the same sequence
             "gradient": "streaming",
             "snapshot_seeds": (0,),  # whose attention and values are kept
-            "snapshots": 51,  # at how many evaluations, from the first to the last
+            "snapshots": 26,  # at how many evaluations, from the first to the last
             "snapshot_length": 16,  # at how many positions: all
             "model": {"d_k": 8, "d_v": 8, "init_scale": 0.3, "bias": False},
             "task": {"name": "toy", "length": 16, "num_classes": 8, "d_x": 16},

@@ -14,6 +14,8 @@ from jaxattn import stats
 from jaxattn.runs import Run
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
+# Of the legend of `stairs`.
+WILSON = "{} seeds; shaded, while some but not all have come: 95 % interval (Wilson)"
 
 
 class Band(NamedTuple):
@@ -116,10 +118,18 @@ def shade(axes: Axes, x: np.ndarray, y: Band, **style) -> None:
 def stairs(axes: Axes, steps: np.ndarray, y: Band, colour: str, label: str) -> None:
     """A share that rises in steps, with its interval."""
     axes.plot(steps, y.middle, color=colour, label=label, drawstyle="steps-post")
-    if (y.middle > 0).any():  # or lines that stay at 0 would shade each other
-        axes.fill_between(
-            steps, y.low, y.high, color=colour, alpha=0.1, linewidth=0, step="post"
-        )
+    # Where none or all have come intervals would only cover each other.
+    between = (y.middle > 0) & (y.middle < 1)
+    axes.fill_between(
+        steps,
+        y.low,
+        y.high,
+        between,
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+        step="post",
+    )
     axes.set_xlim(0, steps[-1])
     axes.set_ylim(-0.03, 1.03)
 

@@ -65,7 +65,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         entry["above_readout_walk"] = _difference(
             of_arm["path_share"], of_arm["readout_walk_share"]
         )
-        entry["slowed"] = _slowed(of_arm)
+        entry["log_ratio"] = _slowed(of_arm)
         entry["time_scales"] = {
             name: _time_scales(time_scales(run, row, share))
             for name, share in SHARES.items()
@@ -107,20 +107,17 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
 
 
 def _slowed(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Gradients and factors at the end over those at the start."""
-    ratios = {}
+    """Logs of gradients and factors at the end over those at the start.
+
+    Of logs the mean is that of a ratio (geometric), and gate and spread add up.
+    """
+    found = {}
     for name in ("score_gradient", "gate", "advantage_spread", "value_gradient"):
         start, end = of_arm[f"{name}_start"], of_arm[f"{name}_end"]
-        ratios[name] = np.divide(
-            end, start, out=np.full_like(end, np.nan), where=start > 0
-        )
-    slower = (
-        ratios["score_gradient"] < 1
-    )  # of what did not slow down nothing has a part
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part = np.log(ratios["gate"]) / np.log(ratios["score_gradient"])
-    ratios["gate_part"] = np.where(slower, part, np.nan)
-    return {name: stats.estimate(values)._asdict() for name, values in ratios.items()}
+        both = (start > 0) & (end > 0)
+        ratio = np.divide(end, start, out=np.full_like(end, np.nan), where=both)
+        found[name] = stats.estimate(np.log(ratio))._asdict()
+    return found
 
 
 def time_scales(run: Run, row: int, share: float) -> TimeScales:

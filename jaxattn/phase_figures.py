@@ -83,9 +83,8 @@ def _arrival(run: Run) -> Figure:
         axis.set_xlabel("step")
     threshold = run.config["config"]["grid"]["threshold"]
     axes[0].set_ylabel(f"share of seeds at KL ≤ {threshold:g}")
-    figures.legend(
-        figure, axes[0], f"{run.summary['seeds']} seeds, shaded: 95 % interval"
-    )
+    seeds = run.summary["seeds"]
+    figures.legend(figure, axes[0], figures.WILSON.format(seeds))
     return figure
 
 

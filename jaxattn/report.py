@@ -525,7 +525,10 @@ def picture_section(figures: Mapping[str, str]) -> list[str]:
     """The pictures of a run, for report.md, each with how to read it."""
     if not figures:
         return []
-    shown = [f"![{caption}]({path})\n\n{caption}" for path, caption in figures.items()]
+    shown = [
+        f"![{path.rpartition('/')[2]}]({path})\n\n{caption}"
+        for path, caption in figures.items()
+    ]
     return ["## Pictures", *shown]
 
 
@@ -553,12 +556,12 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
         " or whose attention do not move is the control: what it shows needs no"
         " interplay of the two.",
         markdown_table(_time_table(found)),
-        "## Why routing slows down",
-        "The score gradient Σ_j |∂ℓ_i/∂s_ij| = gate x spread, at the end as a share of"
-        " that at the start: gate, how much of the difference between sources the"
-        " attention lets through (1 for equal shares, 0 for one-hot); spread, how"
-        " differently the sources in sight would serve a query. The value gradient has"
-        " no gate. By gate: its part in the slowing down, on a log scale.",
+        "## What drives routing",
+        "The score gradient Σ_j |∂ℓ_i/∂s_ij| = gate x spread, at the end over that at"
+        " the start (geometric mean over seeds, 95 % interval), below 1 if it slowed"
+        " down: gate, how much of the difference between sources the attention lets"
+        " through (1 for equal shares, 0 for one-hot); spread, how differently the"
+        " sources in sight would serve a query. The value gradient has no gate.",
         markdown_table(_gate_table(found)),
         "## Geometry",
         "From the first to the last evaluation. Before training keys are random"
@@ -652,12 +655,21 @@ def _median(value: dict[str, Any], *, interval: bool = False) -> str:
 
 
 def _gate_table(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", "score gradient", "gate", "spread", "by gate", "value gradient"]]
+    rows = [["arm", "score gradient", "gate", "spread", "value gradient"]]
+    names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
     for arm, entry in found.items():
-        slowed = entry["slowed"]
-        names = ("score_gradient", "gate", "advantage_spread", "gate_part")
-        rows.append([arm, *(mean(slowed[n]) for n in (*names, "value_gradient"))])
+        rows.append([arm, *(_from_log(entry["log_ratio"][name]) for name in names)])
     return rows
+
+
+def _from_log(value: dict[str, Any]) -> str:
+    """An estimate of a log, as a factor."""
+    if value["mean"] is None:
+        return "none"
+    text = f"{math.exp(value['mean']):.3g}"
+    if value["ci95"] is None:
+        return text
+    return f"{text} [{', '.join(f'{math.exp(end):.3g}' for end in value['ci95'])}]"
 
 
 _GEOMETRY = {

@@ -235,7 +235,7 @@ def _arrival(run: Run) -> Figure:
     base = run.config["config"]["baseline"]
     axes[0].set_ylabel(f"share of seeds where {base} ended")
     seeds = run.config["config"]["seeds"]
-    figures.legend(figure, axes[0], f"{seeds} seeds, shaded: 95 % interval (Wilson)")
+    figures.legend(figure, axes[0], figures.WILSON.format(seeds))
     return figure
 
 

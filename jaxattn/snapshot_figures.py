@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import PIL.Image
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ class Seen(NamedTuple):
     relative: np.ndarray  # times the sources in sight; NaN out of sight
     advantage: np.ndarray  # A (arm, K, n, n), of each query's own loss; NaN likewise
     value: np.ndarray  # v (arm, K, n, d_v)
-    target: np.ndarray  # (n,)
+    label: np.ndarray  # (n,) what each position shows, -1 where it is not known
     allowed: np.ndarray  # (n, n)
     by_label: (
         bool  # whether positions are sorted by label: where their order says nothing
@@ -45,16 +46,17 @@ class Plane(NamedTuple):
     """Values along the two principal axes of all arms' trajectories together."""
 
     points: np.ndarray  # (arm, K, n, 2)
-    share: np.ndarray  # (2,) of the variance
+    share: np.ndarray  # (arm,) of its variance; NaN for a single point
 
 
 def snapshots(run: Run) -> Seen:
     """What a run kept of its first snapshot seed."""
     metrics = {name: run.metrics[name][:, 0] for name in _KEPT}
     allowed = run.metrics["attention_allowed"]
-    target = metrics["target"][0, 0].astype(int)
+    target, lag = metrics["target"][0, 0].astype(int), report.task_of(run).lag
+    label = np.concatenate([np.full(lag, -1), target])[: len(target)]
     by_label = bool(allowed.all())
-    order = np.argsort(target, kind="stable") if by_label else np.arange(len(target))
+    order = np.argsort(label, kind="stable") if by_label else np.arange(len(label))
     weight = metrics["attention"][..., order, :][..., order]
     value, upstream = (
         metrics["value"][..., order, :],
@@ -73,7 +75,7 @@ def snapshots(run: Run) -> Seen:
         figures.relative_attention(weight, allowed),
         np.where(allowed, np.asarray(advantage).reshape(weight.shape), np.nan),
         value,
-        target[order],
+        label[order],
         allowed,
         by_label,
     )
@@ -83,13 +85,21 @@ _KEPT = ("attention", "value", "upstream", "target")
 
 
 def plane(seen: Seen) -> Plane:
-    """One common basis for the values of all arms at all snapshots."""
-    points = seen.value.reshape(-1, seen.value.shape[-1]).astype(np.float64)
+    """One common basis for the values of all arms at all snapshots.
+
+    Each arm's values count as if they were as far from their mean as any other's, or
+    the arm that goes farthest would choose the axes for all.
+    """
+    clouds = seen.value.reshape(len(seen.arms), -1, seen.value.shape[-1])
+    clouds = clouds - clouds.mean(axis=1, keepdims=True, dtype=np.float64)
+    variance = np.sum(clouds**2, axis=(1, 2), keepdims=True)
+    alike = clouds / np.sqrt(np.where(variance > 0, variance, 1))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        found = diagnostics.manifold(jnp.asarray(points))
-        along = diagnostics.coordinates(found, jnp.asarray(points))[:, :2]
-        share = diagnostics.explained(found.variance).value[:2]
-    return Plane(np.asarray(along).reshape(*seen.value.shape[:3], 2), np.asarray(share))
+        axes = np.asarray(diagnostics.manifold(jnp.asarray(np.concatenate(alike))).axes)
+    along = seen.value @ axes[:2].T
+    with np.errstate(invalid="ignore"):
+        share = np.sum((clouds @ axes[:2].T) ** 2, axis=(1, 2)) / variance[:, 0, 0]
+    return Plane(along, share)
 
 
 def usage_data(seen: Seen) -> np.ndarray:
@@ -122,7 +132,7 @@ def _attention(run: Run) -> Figure:
             image = _show(axis, values, _RELATIVE, colours)
             axis.set_title(title, fontsize=9)
         _name(axes, seen)
-        _times(part.colorbar(image, ax=axes, shrink=0.8, aspect=20), label)
+        _times(part.colorbar(image, ax=part.axes, shrink=0.8, aspect=20), label)
     figure.suptitle(_title(run, seen, "Attention"), fontsize=10)
     return figure
 
@@ -154,16 +164,20 @@ def _advantage(run: Run) -> Figure:
         axis.set_xlabel(_source(seen), fontsize=9)
     bar = figure.colorbar(image, ax=axes, extend="both", aspect=8 * len(seen.arms))
     bar.set_label("advantage, nats per unit of weight\n(> 0: looking more helps)")
+    levels = [v for v in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if v < norm.vmax]
+    bar.set_ticks([*(-v for v in levels[-3:]), 0, *levels[-3:]])
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.ax.minorticks_off()
     figure.suptitle(_title(run, seen, "Advantage"), fontsize=10)
     return figure
 
 
 def _advantage_norm(seen: Seen) -> matplotlib.colors.Normalize:
-    """The same for all: up to what 99 % of all entries stay below."""
+    """The same for all: up to what 99 % of all entries stay below, small ones seen."""
     sizes = np.abs(seen.advantage[np.isfinite(seen.advantage)])
     most = float(np.quantile(sizes, 0.99)) if len(sizes) else 0.0
     most = most or 1.0
-    return matplotlib.colors.Normalize(-most, most, clip=True)
+    return matplotlib.colors.SymLogNorm(most / 5, vmin=-most, vmax=most, clip=True)
 
 
 # --- values
@@ -173,16 +187,17 @@ def _values(run: Run) -> Figure:
     """Trajectories of the values, an arm in each panel, along one common basis."""
     seen = snapshots(run)
     found = plane(seen)
-    figure, axes = figures.panels(len(seen.arms), 1.75, 1.9)
+    figure, axes = figures.panels(len(seen.arms), 1.75, 1.9, share=False)
     colours = _position_colours(seen)
-    for axis, arm, paths in zip(axes, seen.arms, found.points, strict=True):
+    for axis, arm, paths, share in zip(
+        axes, seen.arms, found.points, found.share, strict=True
+    ):
         _paths(axis, paths, colours)
-        axis.set_title(arm)
-    first, second = found.share
-    figures.name_axes(axes, f"PC1 ({first:.0%})", f"PC2 ({second:.0%})")
-    coloured = ", a colour for each label" if seen.by_label else ""
+        axis.set_title(f"{arm}\n{share:.0%} of its variance", fontsize=9)
+        axis.tick_params(labelsize=7)
+    figures.name_axes(axes, "PC1", "PC2")
     figure.suptitle(
-        _title(run, seen, "Values: from circles, at the start, to dots") + coloured,
+        _title(run, seen, "Values, from circles to dots") + "; coloured by label",
         fontsize=10,
     )
     return figure
@@ -201,10 +216,8 @@ def _paths(axis: Axes, paths: np.ndarray, colours: list) -> list:
 
 
 def _position_colours(seen: Seen) -> list[str]:
-    if seen.by_label:
-        names = figures.colours(range(int(seen.target.max()) + 1))
-        return [names[label] for label in seen.target]
-    return [figures.colours("a")[0]] * len(seen.target)
+    names = figures.colours(range(int(seen.label.max()) + 1))
+    return ["#cccccc" if label < 0 else names[label] for label in seen.label]
 
 
 def _usage(run: Run) -> Figure:
@@ -248,8 +261,9 @@ PICTURES = {
     ),
     "values": Picture(
         _values,
-        "Where the values of all positions went, along the two principal axes of all"
-        " arms together: circles are the start, dots the end.",
+        "Where the values of all positions went, along principal axes that all arms"
+        " share, each panel on its own scale: circles are the start, dots the end, a"
+        " colour is what a position shows (its label).",
     ),
     "usage": Picture(
         _usage,
@@ -263,7 +277,7 @@ PICTURES = {
 
 
 def animate(run: Run, folder: Path) -> dict[str, str]:
-    """Draws attention, advantage and values of two arms side by side, as a GIF.
+    """Draws attention, advantage and values of some arms side by side, as a GIF.
 
     Args:
       run: with snapshots.
@@ -277,19 +291,20 @@ def animate(run: Run, folder: Path) -> dict[str, str]:
         figure, update = _animation(run, seen)
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(100)
-        canvas.draw()
-        figure.set_layout_engine("none")  # or each frame would be laid out anew
-        frames = []
+        canvas.draw()  # once; of a frame only what moves
+        still, frames = canvas.copy_from_bbox(figure.bbox), []
         for place in range(len(seen.steps)):
-            update(place)
-            canvas.draw()
+            canvas.restore_region(still)
+            for artist in update(place):
+                figure.draw_artist(artist)
             rgb = np.asarray(canvas.buffer_rgba())[..., :3]
             frames.append(PIL.Image.fromarray(np.ascontiguousarray(rgb)))
-    # One palette, that of some frames together, so that nothing flickers.
-    some = frames[:: max(len(frames) // 6, 1)]
-    palette = PIL.Image.fromarray(np.vstack([np.asarray(f) for f in some])).quantize(
-        256
-    )
+    # One palette for all, so that nothing flickers; small dots have a say in it too.
+    some = [np.asarray(frame) for frame in frames[:: max(len(frames) // 6, 1)]]
+    dots = matplotlib.colors.to_rgba_array(sorted(set(_position_colours(seen))))[:, :3]
+    dots = np.repeat((255 * dots).round().astype(np.uint8), 20, axis=0)
+    dots = np.broadcast_to(dots[:, None], (len(dots), some[0].shape[1], 3))
+    palette = PIL.Image.fromarray(np.vstack([*some, dots])).quantize(256)
     flat = PIL.Image.Dither.NONE
     frames = [frame.quantize(palette=palette, dither=flat) for frame in frames]
     frames[0].save(
@@ -299,48 +314,41 @@ def animate(run: Run, folder: Path) -> dict[str, str]:
         duration=[_FRAME] * (len(frames) - 1) + [_LAST],
         loop=0,
     )
-    shown = " and ".join(_animated(run, seen))
-    return {
-        "motion.gif": f"Attention, advantage and values of {shown} while they train, as"
-        " in the pictures of each."
-    }
+    shown = ", ".join(_animated(run, seen))
+    return {"motion.gif": f"The same while they train, side by side: {shown}."}
 
 
 def _animated(run: Run, seen: Seen) -> list[str]:
-    """The baseline, and the first other arm."""
+    """The baseline, the first other arm, and the one whose attention moved most."""
     baseline = run.config["config"]["baseline"]
     others = [arm for arm in seen.arms if arm != baseline]
-    return [arm for arm in (baseline, *others[:1]) if arm in seen.arms]
+    moved = np.abs(seen.weight[:, -1] - seen.weight[:, 0]).sum(axis=(1, 2))
+    most = seen.arms[int(np.argmax(np.nan_to_num(moved)))]
+    chosen = dict.fromkeys((baseline, *others[:1], most))
+    return [arm for arm in chosen if arm in seen.arms]
 
 
 def _animation(run: Run, seen: Seen):
-    """A figure, and what puts it at a snapshot."""
+    """A figure, and what puts it at a snapshot and gives all that is drawn anew."""
     arms, found = _animated(run, seen), plane(seen)
     figure = Figure(figsize=(7.2, 2.3 * len(arms) + 0.75), layout="constrained")
     axes = figure.subplots(len(arms), 3, squeeze=False)
     norm, colours = _advantage_norm(seen), _position_colours(seen)
     moving = []
     rows = [seen.arms.index(arm) for arm in arms]
-    low, high = (
-        limit(found.points[rows], axis=(0, 1, 2)) for limit in (np.min, np.max)
-    )
     for line, row in zip(axes, rows, strict=True):
         attention = _show(line[0], seen.relative[row, 0], _RELATIVE, "RdBu_r")
         advantage = _show(line[1], seen.advantage[row, 0], norm, "PiYG")
         paths = _paths(line[2], found.points[row], colours)
-        margin = 0.08 * (high - low)
-        line[2].set(
-            xlim=(low[0] - margin[0], high[0] + margin[0]),
-            ylim=(low[1] - margin[1], high[1] + margin[1]),
-            ylabel="PC2",
-        )
+        line[2].set(xlim=line[2].get_xlim(), ylim=line[2].get_ylim())  # held
+        line[2].set_ylabel("PC2")
         line[2].tick_params(labelsize=7)
         line[0].set_ylabel(f"{seen.arms[row]}\n{_QUERY}", fontsize=9)
         moving.append((row, attention, advantage, paths))
     titles = (
         "attention\nred: more than an equal share",
         "advantage\ngreen: looking more helps",
-        "values\nalong two axes, from circles to dots",
+        "values\ncircles: start, dots: now",
     )
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
@@ -349,16 +357,22 @@ def _animation(run: Run, seen: Seen):
     axes[-1, 2].set_xlabel("PC1")
     title = figure.suptitle(f"step {seen.steps[-1]}", fontsize=10)
 
-    def update(place: int) -> None:
+    def update(place: int) -> list[Artist]:
         title.set_text(f"step {seen.steps[place]}")
+        artists = [title]
         for row, attention, advantage, paths in moving:
             attention.set_data(seen.relative[row, place])
             advantage.set_data(seen.advantage[row, place])
+            artists += [attention, advantage]
             for number, (line, end) in enumerate(paths):
                 way = found.points[row, : place + 1, number]
                 line.set_data(*way.T)
                 end.set_data(*way[-1:].T)
+                artists += [line, end]
+        return artists
 
+    for artist in update(len(seen.steps) - 1):
+        artist.set_animated(True)  # not part of what is drawn once
     return figure, update
 
 
@@ -393,4 +407,4 @@ def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
 def _title(run: Run, seen: Seen, what: str) -> str:
     where = {"heldout": "held-out", "train": "training"}[report.task_of(run).shown]
     seed = run.axes["coordinates"]["snapshot_seed"][0]
-    return f"{what}; first {len(seen.target)} {where} positions, seed {seed}"
+    return f"{what}; first {len(seen.label)} {where} positions, seed {seed}"

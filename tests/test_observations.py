@@ -80,11 +80,12 @@ def test_the_three_observations(run):
     assert against["mean"] == pytest.approx(difference.mean())
 
 
-def test_the_gate_s_part_in_slowing_down(run):
-    slowed = run.summary["observations"]["sgd"]["slowed"]
-    assert slowed["gate"]["mean"] == pytest.approx(1 / 2)
-    assert slowed["score_gradient"]["mean"] == pytest.approx(1 / 16)
-    assert slowed["gate_part"]["mean"] == pytest.approx(1 / 4)  # of 2^-4, 2^-1
+def test_gate_and_spread_multiply_to_the_score_gradient(run):
+    slowed = run.summary["observations"]["sgd"]["log_ratio"]
+    found = {name: 2 ** (entry["mean"] / np.log(2)) for name, entry in slowed.items()}
+    assert found["gate"] == pytest.approx(1 / 2)
+    assert found["advantage_spread"] == pytest.approx(1 / 8)
+    assert found["score_gradient"] == pytest.approx(1 / 16)
 
 
 def test_a_seed_that_diverged_is_left_out(run):
@@ -120,7 +121,7 @@ def test_numbers_behind_the_maps(run):
     """Sorted by label, advantage entry by entry, usage in units of equal shares."""
     seen = snapshots.snapshots(run)
     assert seen.by_label
-    assert (np.diff(seen.target) >= 0).all()
+    assert (np.diff(seen.label) >= 0).all()
     order = np.argsort(run.metrics["target"][0, 0, 0], kind="stable")
     arm, step, i, j = 1, 4, 2, 3
     query, source = order[i], order[j]
@@ -142,20 +143,26 @@ def test_numbers_behind_the_maps(run):
 
 
 def test_values_of_all_arms_have_one_common_basis(run):
+    """In which each arm has the same say, however far its values go."""
     seen = snapshots.snapshots(run)
-    found = snapshots.plane(seen)
-    everything = seen.value.reshape(-1, 3).astype(float)
-    centred = everything - everything.mean(axis=0)
-    size, axes = np.linalg.eigh(centred.T @ centred)
-    axes = axes[:, ::-1][:, :2]
-    axes = axes * np.sign(axes[np.argmax(np.abs(axes), axis=0), [0, 1]])
-    np.testing.assert_allclose(found.points.reshape(-1, 2), centred @ axes, atol=1e-6)
-    np.testing.assert_allclose(found.share, size[::-1][:2] / size.sum(), rtol=1e-6)
+    far = seen._replace(value=seen.value * np.array([1, 100, 1])[:, None, None, None])
+    for these in (seen, far):
+        found = snapshots.plane(these)
+        clouds = these.value.reshape(3, -1, 3).astype(float)
+        clouds = clouds - clouds.mean(axis=1, keepdims=True)
+        each = np.einsum("and,ane->ade", clouds, clouds)
+        total = np.trace(each, axis1=1, axis2=2)
+        _, axes = np.linalg.eigh((each / total[:, None, None]).sum(axis=0))
+        axes = axes[:, ::-1][:, :2]
+        axes = axes * np.sign(axes[np.argmax(np.abs(axes), axis=0), [0, 1]])
+        np.testing.assert_allclose(found.points, these.value @ axes, rtol=1e-6)
+        share = np.einsum("dk,ade,ek->a", axes, each, axes) / total
+        np.testing.assert_allclose(found.share, share, rtol=1e-6)
 
 
 def test_the_animation_has_a_frame_for_each_snapshot(run, tmp_path):
     drawn = snapshots.animate(run, tmp_path)
-    assert "sgd and layer_norm" in drawn["motion.gif"]
+    assert ": sgd, layer_norm" in drawn["motion.gif"]
     with PIL.Image.open(tmp_path / "motion.gif") as animation:
         assert animation.n_frames == 6
         assert animation.info["loop"] == 0

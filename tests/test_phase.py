@@ -161,7 +161,7 @@ def test_tables(run):
     markdown = phase.markdown(run.summary, {"figures/kl.png": "A map."})
     assert "**Better**: " in markdown
     assert "em_online over SGD, one sequence (KL -0.0" in markdown
-    assert "![A map.](figures/kl.png)" in markdown
+    assert "![kl.png](figures/kl.png)\n\nA map." in markdown
     assert len(phase.csv_table(run.summary).splitlines()) == 1 + 8
     json.dumps(run.summary, allow_nan=False)
 

@@ -206,7 +206,12 @@ def test_report_fits_a_terminal_and_says_it_all(run):
         assert needed in text
     markdown = report.markdown(run.summary, {"figures/curves.png": "Read it so."})
     for needed in (
-        *("| em |", "![Read it so.](figures/curves.png)", "## Flags", "-0.060±0.000"),
+        *(
+            "| em |",
+            "![curves.png](figures/curves.png)\n\nRead it so.",
+            "## Flags",
+            "-0.060±0.000",
+        ),
         *("## The paper's three observations", "## Frame and precision"),
         "## What each arm did, beside sgd",
     ):

@@ -21,6 +21,7 @@ class Entry(NamedTuple):
     causal: bool  # whether a head may only look back
     learned: str  # the metric whose fall is what is learned: precision
     shown: str  # the sequence on which to look at that: "heldout" or "train"
+    lag: int  # a position shows the symbol that was asked for so many before it
     positions: Callable[[ConfigDict], int]  # T
     num_classes: Callable[[ConfigDict], int]
     entropy_rate: Callable[[ConfigDict], float]  # nats
@@ -49,6 +50,7 @@ TASKS = {
         causal=True,
         learned="heldout_kl",
         shown="heldout",
+        lag=1,
         positions=lambda fields: fields.length - 1,
         num_classes=lambda fields: fields.num_symbols,
         entropy_rate=lambda fields: markov.entropy_rate(
@@ -62,6 +64,7 @@ TASKS = {
         # Nothing can be known of other sequences: what is learned is this one.
         learned="train_loss",
         shown="train",
+        lag=0,
         positions=lambda fields: fields.length,
         num_classes=lambda fields: fields.num_classes,
         entropy_rate=lambda fields: math.log(fields.num_classes),

@@ -6,9 +6,11 @@ the loss falls smoothly), each beside what it must be told from, and two time sc
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import stats
+from jaxattn import laws, stats
 from jaxattn.runs import Run
 from jaxattn.tasks import catalogue
 
@@ -37,6 +39,39 @@ class TimeScales(NamedTuple):
 
     frame: np.ndarray  # steps (seed,), NaN where it did not move
     precision: np.ndarray  # steps (seed,), NaN where it became no better
+
+
+class Matrices(NamedTuple):
+    """What the loss asked of attention at each snapshot, of each query's own loss."""
+
+    compatibility: np.ndarray  # b (arm, snapshot_seed, snapshot_step, query, source)
+    advantage: np.ndarray  # A, likewise
+
+
+def matrices(run: Run) -> Matrices:
+    """Compatibility and advantage at the snapshots of a run, see `laws`.
+
+    Args:
+      run: with snapshots.
+
+    Returns:
+      Matrices, in nats per unit of weight; also of what is out of sight.
+
+    Raises:
+      RunError: the run has no snapshots.
+    """
+    weight, upstream, value = (
+        run.select(name) for name in ("attention", "upstream", "value")
+    )
+    flat = [leaf.reshape(-1, *leaf.shape[3:]) for leaf in (weight, upstream, value)]
+
+    def one(weight, upstream, value):
+        compatibility = laws.compatibility(upstream, value)
+        return compatibility, laws.advantage(weight, compatibility)
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        found = jax.vmap(one)(*map(jnp.asarray, flat))
+    return Matrices(*(np.asarray(leaf).reshape(weight.shape) for leaf in found))
 
 
 def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jaxattn import diagnostics, figures, laws, report
+from jaxattn import diagnostics, figures, observations, report
 from jaxattn.figures import Picture
 from jaxattn.runs import Run
 
@@ -51,37 +51,27 @@ class Plane(NamedTuple):
 
 def snapshots(run: Run) -> Seen:
     """What a run kept of its first snapshot seed."""
-    metrics = {name: run.metrics[name][:, 0] for name in _KEPT}
     allowed = run.metrics["attention_allowed"]
-    target, lag = metrics["target"][0, 0].astype(int), report.task_of(run).lag
+    target, lag = run.metrics["target"][0, 0, 0].astype(int), report.task_of(run).lag
     label = np.concatenate([np.full(lag, -1), target])[: len(target)]
     by_label = bool(allowed.all())
     order = np.argsort(label, kind="stable") if by_label else np.arange(len(label))
-    weight = metrics["attention"][..., order, :][..., order]
-    value, upstream = (
-        metrics["value"][..., order, :],
-        metrics["upstream"][..., order, :],
-    )
-    allowed = allowed[order][:, order]
-    flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in (weight, upstream, value)]
-    with jax.default_device(jax.devices("cpu")[0]):
-        advantage = jax.vmap(
-            lambda a, u, v: laws.advantage(a, laws.compatibility(u, v))
-        )(*map(jnp.asarray, flat))
+
+    def of_first(maps: np.ndarray) -> np.ndarray:
+        return maps[:, 0][..., order, :][..., order]
+
+    weight, allowed = of_first(run.metrics["attention"]), allowed[order][:, order]
     return Seen(
         run.config["config"]["run_arms"],
         np.array(run.axes["coordinates"]["snapshot_step"]),
         weight,
         figures.relative_attention(weight, allowed),
-        np.where(allowed, np.asarray(advantage).reshape(weight.shape), np.nan),
-        value,
+        np.where(allowed, of_first(observations.matrices(run).advantage), np.nan),
+        run.metrics["value"][:, 0][..., order, :],
         label[order],
         allowed,
         by_label,
     )
-
-
-_KEPT = ("attention", "value", "upstream", "target")
 
 
 def plane(seen: Seen) -> Plane:

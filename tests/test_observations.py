@@ -134,6 +134,10 @@ def test_numbers_behind_the_maps(run):
     )
     served = value @ upstream[query]
     advantage = weight[query] @ served - served[source]
+    found = observations.matrices(run)
+    for name, expected in (("compatibility", served[source]), ("advantage", advantage)):
+        at = getattr(found, name)[arm, 0, step, query, source]
+        assert at == pytest.approx(expected, rel=1e-4)
     assert seen.advantage[arm, step, i, j] == pytest.approx(advantage, rel=1e-4)
     usage = snapshots.usage_data(seen)
     assert usage[arm, step, j] == pytest.approx(weight[:, source].sum(), rel=1e-5)

@@ -107,6 +107,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         }
         if baseline in arms and arm != baseline:
             base = arms.index(baseline)
+            entry["differs_in"] = _differing(config["arms"], arm, baseline)
             entry["against_baseline"] = {
                 name: _difference(values[row], values[base])
                 for name, values in found.items()
@@ -194,6 +195,19 @@ def _time_scales(found: TimeScales) -> dict[str, Any]:
     elif high is not None and high < 1:
         entry["first"] = "precision"
     return entry
+
+
+def _differing(arms: dict[str, dict], arm: str, baseline: str) -> str:
+    """What an arm's fields are where they are not those of the baseline."""
+    mine, theirs = arms[arm], arms[baseline]
+    if mine["schedule"] != theirs["schedule"]:
+        return mine["schedule"]
+    fields = (
+        f"{n} {v:g}" if v is not True else n
+        for n, v in mine.items()
+        if theirs.get(n) != v
+    )
+    return ", ".join(fields)
 
 
 def _difference(values: np.ndarray, others: np.ndarray) -> dict[str, Any]:

@@ -701,11 +701,12 @@ _AGAINST = {
 
 
 def _against_table(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", *_AGAINST]]
+    rows = [["arm", "differs in", *_AGAINST]]
     for arm, entry in found.items():
         if "against_baseline" in entry:
-            against = entry["against_baseline"]
-            rows.append([arm, *(_bold(against[n]) for n in _AGAINST.values())])
+            against, differs = entry["against_baseline"], entry["differs_in"]
+            differences = (_bold(against[name]) for name in _AGAINST.values())
+            rows.append([arm, differs, *differences])
     return rows
 
 

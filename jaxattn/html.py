@@ -48,8 +48,8 @@ function key(cell) {{
 }}
 function compare(a, b, column) {{
   const [x, y] = [a.cells[column], b.cells[column]];
-  if (column === 0) return x.textContent.localeCompare(y.textContent);
-  return key(x) - key(y);
+  const named = column === 0 || (isNaN(key(x)) && isNaN(key(y)));
+  return named ? x.textContent.localeCompare(y.textContent) : key(x) - key(y);
 }}
 for (const head of document.querySelectorAll("th")) {{
   const button = document.createElement("button");
@@ -63,7 +63,7 @@ for (const head of document.querySelectorAll("th")) {{
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const unknown = row => column > 0 && isNaN(key(row.cells[column]));
     const rows = [...table.tBodies[0].rows].sort((a, b) =>
-      unknown(a) - unknown(b) || (down ? -1 : 1) * (compare(a, b, column) || 0));
+      unknown(a) - unknown(b) || (down ? -1 : 1) * compare(a, b, column));
     table.tBodies[0].append(...rows);
   }});
 }}

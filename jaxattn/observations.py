@@ -121,7 +121,8 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
 
     `X_start` and `X_end` of each of `FROM_TO`; `moved`, the total variation between
     the first attention and the last; `path_share`, `walk_share` and
-    `readout_walk_share`, see `trajectory.TRAITS`; of the train loss `loss_rises`, at
+    `readout_walk_share`, see `trajectory.TRAITS`; of the train loss, or where sequences
+    are fresh and it is of another one each time, of the held-out loss, `loss_rises`, at
     how many evaluations it was higher than at the one before, and `loss_roughness`,
     Σ |change| / (first - last), 1 for a loss that never rose.
     """
@@ -132,7 +133,8 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
         found[f"{name}_end"] = run.metrics[name][..., -1]
     for name in ("path_share", "walk_share", "readout_walk_share"):
         found[name] = run.metrics[name]
-    loss = np.asarray(run.metrics["train_loss"], np.float64)
+    same = "heldout_loss" if run.config["config"]["fresh"] else "train_loss"
+    loss = np.asarray(run.metrics[same], np.float64)
     change = np.diff(loss, axis=-1)
     fall = loss[..., 0] - loss[..., -1]
     found["loss_rises"] = (change > 0).sum(axis=-1).astype(float)
@@ -200,14 +202,11 @@ def _time_scales(found: TimeScales) -> dict[str, Any]:
 def _differing(arms: dict[str, dict], arm: str, baseline: str) -> str:
     """What an arm's fields are where they are not those of the baseline."""
     mine, theirs = arms[arm], arms[baseline]
-    if mine["schedule"] != theirs["schedule"]:
-        return mine["schedule"]
-    fields = (
-        f"{n} {v:g}" if v is not True else n
-        for n, v in mine.items()
-        if theirs.get(n) != v
+    found = {name: value for name, value in mine.items() if theirs.get(name) != value}
+    return ", ".join(
+        str(value) if isinstance(value, str) else f"{name} {value:g}"
+        for name, value in found.items()
     )
-    return ", ".join(fields)
 
 
 def _difference(values: np.ndarray, others: np.ndarray) -> dict[str, Any]:

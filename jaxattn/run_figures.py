@@ -73,7 +73,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
         )
         pictures["gate"] = Picture(
             _gate,
-            "Why routing slows down: the score gradient is the gate (how much the"
+            "What drives routing: the score gradient is the gate (how much the"
             " attention lets through) times the spread (how differently the sources"
             " would serve), all relative to the start; the value gradient has no gate.",
         )
@@ -96,8 +96,9 @@ def _curves(run: Run) -> Figure:
     classes = report.num_classes(run)
     bayes = report.bayes_floors(run)
     chance = math.log(classes)
+    which = "step's own" if run.config["config"]["fresh"] else "training"
     shown = {
-        "train_loss": ("Loss on the training sequence", "nats", chance, "train_loss"),
+        "train_loss": (f"Loss on the {which} sequence", "nats", chance, "train_loss"),
         f"{on or 'heldout_'}kl": (f"Distance to Bayes {where}", "nats", None, None),
         f"{on}accuracy": (f"Accuracy {where}", "share", 1 / classes, "accuracy"),
         f"{on}predictive_entropy": (
@@ -222,18 +223,17 @@ def arrival_data(run: Run, metric: str) -> dict[str, Band] | None:
 
 def _arrival(run: Run) -> Figure:
     """Share of seeds that are where the baseline ended, against step."""
-    arms = run.config["config"]["run_arms"]
-    named = {"train_loss": "By train loss", "heldout_kl": "By held-out KL to Bayes"}
+    arms, base = (run.config["config"][name] for name in ("run_arms", "baseline"))
+    named = {"train_loss": "by train loss", "heldout_kl": "by held-out KL to Bayes"}
     data = {title: arrival_data(run, metric) for metric, title in named.items()}
     data = {title: found for title, found in data.items() if found is not None}
     figure, axes = figures.panels(max(len(data), 1), 3.9, 2.6)
     for axis, (title, found) in zip(axes, data.items(), strict=False):
         for arm, colour in zip(arms, figures.colours(arms), strict=True):
             figures.stairs(axis, run.metrics["step"], found[arm], colour, arm)
-        axis.set_title(title)
+        axis.set_title(f"where {base} ended, {title}")
         axis.set_xlabel("step")
-    base = run.config["config"]["baseline"]
-    axes[0].set_ylabel(f"share of seeds where {base} ended")
+    axes[0].set_ylabel("share of seeds")
     seeds = run.config["config"]["seeds"]
     figures.legend(figure, axes[0], figures.WILSON.format(seeds))
     return figure

@@ -246,8 +246,7 @@ PICTURES = {
     "advantage": Picture(
         _advantage,
         "The advantage matrix along training, all on one scale: where it is green the"
-        " loss asks to look more, where it is pink to look less; it fades as errors are"
-        " mended and as attention settles on what it asked for.",
+        " loss asks to look more, where it is pink to look less.",
     ),
     "values": Picture(
         _values,

@@ -88,6 +88,21 @@ def test_gate_and_spread_multiply_to_the_score_gradient(run):
     assert found["score_gradient"] == pytest.approx(1 / 16)
 
 
+def test_the_report_opens_with_who_was_first(run):
+    text = report.opening(run.summary)
+    assert "held by sgd (4 [4, 4]); reversed by layer_norm (0.25 [0.25, 0.25])" in text
+    found = run.summary["observations"]
+    assert found["layer_norm"]["differs_in"] == "value_norm 1"
+    assert found["random_frame"]["differs_in"] == "routing_rate 0"
+    assert "differs_in" not in found["sgd"]
+
+
+def test_with_fresh_sequences_the_held_out_loss_counts(run):
+    config = run.config | {"config": run.config["config"] | {"fresh": True}}
+    found = observations.numbers(run._replace(config=config))
+    assert (found["loss_rises"] == 0).all()  # it is 1 everywhere
+
+
 def test_a_seed_that_diverged_is_left_out(run):
     metrics = {name: array.copy() for name, array in run.metrics.items()}
     metrics["diverged_step"][0, 2] = 5

@@ -101,7 +101,8 @@ def get_config(variant: str = "") -> ConfigDict:
             "gradient": "streaming",  # or "laws" of one head, or "autodiff"
             "snapshot_seeds": (0,),  # whose attention and values are kept
             "snapshots": 26,  # at how many evaluations, from the first to the last
-            "snapshot_length": 48,  # at how many positions; diagnostics are of them too
+            "snapshot_length": 48,  # at how many positions
+            "diagnostics_length": 256,  # and of how many other diagnostics are
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {
                 "name": "sticky",

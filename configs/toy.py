@@ -38,7 +38,8 @@ def get_config(variant: str = "") -> ConfigDict:
             "gradient": "streaming",
             "snapshot_seeds": (0,),  # whose attention and values are kept
             "snapshots": 26,  # at how many evaluations, from the first to the last
-            "snapshot_length": 16,  # at how many positions: all
+            "snapshot_length": 16,  # at how many positions; here all, as where a head
+            "diagnostics_length": 16,  # looks everywhere others could not be left out
             "model": {"d_k": 8, "d_v": 8, "init_scale": 0.3, "bias": False},
             "task": {"name": "toy", "length": 16, "num_classes": 8, "d_x": 16},
             "arms": {

@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +120,7 @@ FIELDS: dict[str, Rule] = {
     "batch_size": _whole(1, 100_000),
     "fresh": _FLAG,
     "gradient": _one_of(schedules.GRADIENTS),
+    "diagnostics_length": _whole(2, 10_000),
     "snapshot_seeds": _wholes(0),
     "snapshots": _whole(2, 10_000),
     "snapshot_length": _whole(1, 10_000),
@@ -142,7 +144,8 @@ GRID_FIELDS: dict[str, Rule] = {
     **{
         field: rule
         for field, rule in FIELDS.items()
-        if field not in ("fresh", "baseline") and not field.startswith("snapshot")
+        if field not in ("fresh", "baseline", "diagnostics_length")
+        and not field.startswith("snapshot")
     },
     "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
@@ -283,6 +286,14 @@ def check(config: ConfigDict) -> None:
     _require("baseline", config.baseline, _one_of(config.arms))
     for seed in config.snapshot_seeds:
         _require("snapshot_seeds", seed, _whole(0, config.seeds - 1))
+    if catalogue.TASKS[config.task.name].shown == "train":
+        # Of other sequences nothing can be known, nor learned.
+        for field, only in (("fresh", False), ("batch_size", 1)):
+            if config[field] != only:
+                task = config.task.name
+                raise ConfigError(
+                    f"{field}={config[field]!r}: allowed with task {task!r}: {only}"
+                )
 
 
 def _check_grid_arms(config: ConfigDict) -> None:
@@ -305,6 +316,11 @@ def _check_grid_arms(config: ConfigDict) -> None:
 def check_proof(config: ConfigDict) -> None:
     """The same for a config of scripts/check_gradients.py."""
     _check_fields(config, PROOF_FIELDS)
+    for arm in config.arms:
+        for name in _WIRING_RULES:
+            if name in config.arms[arm]:
+                value = config.arms[arm][name]
+                raise ConfigError(f"arms.{arm}.{name}={value!r}: no such field here")
 
 
 def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
@@ -331,6 +347,8 @@ def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
                 f"{_nearest(arm, arms)}; allowed: {', '.join(arms)}"
             )
     for arm in arms:
+        if not re.fullmatch(r"[\w.-]+", arm):
+            raise ConfigError(f"arms={arm!r}: allowed: letters, digits, _, - and .")
         _check_arm(f"arms.{arm}", arms[arm])
 
 

@@ -130,3 +130,26 @@ def accuracy(
     hit = (jnp.argmax(logit, axis=1) == target).astype(logit.dtype)
     hit = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, hit)
     return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), hit)
+
+
+def tied_accuracy(
+    logit: jax.Array, target: jax.Array, weight: jax.Array | None = None
+) -> jax.Array:
+    """Share of targets that a draw among the likeliest classes would hit.
+
+    Σ_i w_i [y_i is among them] / how many they are / Σ_i w_i; `accuracy` without ties
+
+    Args:
+      logit: (T, C); classes within 1e-6 of the largest count as tied.
+      target: class indices (T,).
+      weight: position weights (T,), default 1 each.
+
+    Returns:
+      Scalar from 0 to 1.
+    """
+    chex.assert_rank(logit, 2)
+    chex.assert_shape(target, logit.shape[:1])
+    best = logit >= jnp.max(logit, axis=1, keepdims=True) - 1e-6
+    hit = jnp.take_along_axis(best, target[:, None], axis=1)[:, 0]
+    chance = jnp.where(hit, 1 / jnp.sum(best, axis=1).astype(logit.dtype), 0)
+    return jnp.vdot(position_shares(weight, len(logit), logit.dtype), chance)

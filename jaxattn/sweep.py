@@ -100,7 +100,8 @@ class Round(NamedTuple):
 
     step: np.ndarray  # steps done, a scalar
     states: dict[str, schedules.State]  # by arm; leaves lead with slot, and point
-    trails: dict[str, Params]  # by arm; (slot, evaluation, ...), 0 if to come
+    # Of every evaluation so far the weights by arm, lead with slot; none of a grid.
+    trail: tuple[dict[str, Params], ...]
     kept: Kept
 
 
@@ -127,10 +128,12 @@ class Sweep(NamedTuple):
     plan: Plan
     states: dict[str, schedules.State]  # arm -> shapes of a seed's
     seen: trajectory.Seen | None  # shapes of a seed's; None of a grid
+    snapshots: dict[str, tuple[int, ...]]  # likewise; empty if there are none
     begin: Callable  # ids -> problems, initial states by structure; lead with slot
     train: dict[schedules.Structure, Callable]  # -> states, last finite step
     evaluate: dict[bool, Callable]  # whether values have a norm -> to metrics
     look: dict[bool, Callable]  # the same -> to `trajectory.Seen`; empty of a grid
+    picture: dict[bool, Callable]  # the same -> of one seed, to snapshots, if any
     compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
 
 
@@ -223,7 +226,10 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
     """
     problem, states = _shapes(config)
     programs = _programs(config, problem, states)
-    lowered = {name: _lower(plan, *program) for name, program in programs.items()}
+    lowered = {
+        name: _lower_one(*program) if name[0] == "picture" else _lower(plan, *program)
+        for name, program in programs.items()
+    }
     with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
         ready = pool.map(lambda program: program.compile(), lowered.values())
         compiled = dict(zip(lowered, ready, strict=True))
@@ -231,26 +237,36 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
     workers = ThreadPoolExecutor(plan.workers)
 
     def of_kind(kind: str) -> dict:
+        return {which: p for (name, which), p in compiled.items() if name == kind}
+
+    def over_slots(kind: str) -> dict:
         return {
             which: _spread(plan, workers, program)
-            for (name, which), program in compiled.items()
-            if name == kind
+            for which, program in of_kind(kind).items()
         }
 
-    (first,) = of_kind("begin").values()
-    seen = [
-        program.out_info for (kind, _), program in lowered.items() if kind == "look"
-    ]
+    def shapes_of(kind: str):
+        found = [p.out_info for name, p in lowered.items() if name[0] == kind]
+        return jax.tree.map(lambda leaf: leaf.shape, found[0]) if found else None
+
+    (first,) = over_slots("begin").values()
+    seen = shapes_of("look")
+    if seen is not None:
+        seen = trajectory.Seen(
+            *({n: shape[1:] for n, shape in part.items()} for part in seen)
+        )
     return Sweep(
         config,
         plan,
         {arm: states[_structure(config, arm)] for arm in config.run_arms},
-        jax.tree.map(lambda leaf: leaf.shape[1:], seen[0]) if seen else None,
+        seen,
+        shapes_of("picture") or {},
         # A round is drawn once, though every stretch of it asks.
         functools.lru_cache(1)(lambda ids: first((), np.array(ids, np.uint32))),
-        of_kind("train"),
-        of_kind("evaluate"),
-        of_kind("look"),
+        over_slots("train"),
+        over_slots("evaluate"),
+        over_slots("look"),
+        of_kind("picture"),
         tuple(compiled.values()),
     )
 
@@ -268,11 +284,12 @@ def outline(sweep: Sweep, carry: dict) -> Carry:
       carry: from `flax.serialization.to_state_dict`.
     """
     kept = _nothing_kept(sweep, np.arange(0))
-    trails = {arm: state.params for arm, state in sweep.states.items()}
-    trails = {} if sweep.seen is None else trails
-    round_ = Round(np.array(0), sweep.states, trails, kept)
-    done, rounds = (len(carry[name]) for name in ("done", "rounds"))
-    return Carry(np.array(0), (kept,) * done, (round_,) * rounds)
+    params = {arm: state.params for arm, state in sweep.states.items()}
+    rounds = tuple(
+        Round(np.array(0), sweep.states, (params,) * len(round_["trail"]), kept)
+        for round_ in carry["rounds"].values()
+    )
+    return Carry(np.array(0), (kept,) * len(carry["done"]), rounds)
 
 
 def is_done(config: ConfigDict, carry: Carry) -> bool:
@@ -323,7 +340,7 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     config = sweep.config
     allowed = None
     if sweep.seen is not None:
-        length = _shown_length(config)
+        length = _shown_length(config, config.snapshot_length)
         mask = head_mask(config, length)
         allowed = np.ones((length, length), bool) if mask is None else mask
     return Result(evaluation_steps(config), _join(config, carry.done), allowed)
@@ -335,9 +352,9 @@ def collect(sweep: Sweep, carry: Carry) -> Carry:
     rounds = []
     for round_ in carry.rounds:
         seeds = slice(len(round_.kept.seeds))
-        own = processes.gather((round_.states, round_.trails))
-        states, trails = jax.tree.map(lambda leaf, s=seeds: leaf[s], own)
-        rounds.append(round_._replace(states=states, trails=trails))
+        own = processes.gather((round_.states, round_.trail))
+        states, trail = jax.tree.map(lambda leaf, s=seeds: leaf[s], own)
+        rounds.append(round_._replace(states=states, trail=trail))
     done = (_join(config, carry.done),) if carry.done else ()
     return Carry(carry.started, done, tuple(rounds))
 
@@ -350,7 +367,7 @@ def deal(sweep: Sweep, carry: Carry) -> Carry:
         for first in range(0, len(whole.kept.seeds), size):
             seeds = np.arange(first, min(first + size, len(whole.kept.seeds)))
             slots = _slots(sweep.plan, seeds)
-            own = whole.states, whole.trails
+            own = whole.states, whole.trail
             own = jax.tree.map(lambda leaf, s=slots: leaf[s], own)
             kept = _pick(sweep.config, whole.kept, seeds)
             rounds.append(Round(whole.step, *own, kept))
@@ -375,17 +392,7 @@ def _begin_round(sweep: Sweep, carry: Carry) -> Carry:
         arm: _at_every_point(config, states[_structure(config, arm)], axis=1)
         for arm in config.run_arms
     }
-    trails = {}
-    if sweep.seen is not None:
-        count = len(evaluation_steps(config))
-        trails = {
-            arm: jax.tree.map(
-                lambda leaf: np.zeros((len(leaf), count, *leaf.shape[1:]), leaf.dtype),
-                state.params,
-            )
-            for arm, state in states.items()
-        }
-    round_ = Round(np.array(0), states, trails, _nothing_kept(sweep, seeds))
+    round_ = Round(np.array(0), states, (), _nothing_kept(sweep, seeds))
     return Carry(
         np.array(seeds[-1] + 1),
         carry.done,
@@ -456,14 +463,11 @@ def _record(
     finite = np.isfinite(values).all(axis=1)
     since = np.where((since < 0) & ~finite, np.int32(round_.step), since)
 
-    trails = {}
-    for arm, trail in round_.trails.items():
-        trails[arm] = jax.tree.map(np.copy, trail)
-        parts = trails[arm], round_.states[arm].params
-        for kept, now in zip(*map(jax.tree.leaves, parts), strict=True):
-            kept[:, index] = now
+    trail = round_.trail
+    if sweep.seen is not None:
+        trail += ({arm: round_.states[arm].params for arm in config.run_arms},)
     kept = round_.kept._replace(curves=curves, diverged_step=since.astype(np.int32))
-    return round_._replace(trails=trails, kept=kept)
+    return round_._replace(trail=trail, kept=kept)
 
 
 def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
@@ -472,27 +476,56 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
     if sweep.seen is None:
         return round_
     ids, count = _slots(sweep.plan, kept.seeds), len(kept.seeds)
-    shown = _shown(config, problems)
+    shown, of_bayes = _shown(config, problems, config.diagnostics_length)
     found = [
         sweep.look[_structure(config, arm).value_norm](
-            (), ids, trail, shown, problems.heldout, problems.log_bayes_heldout
+            (), ids, _way(round_, arm), shown, of_bayes
         )
-        for arm, trail in round_.trails.items()
+        for arm in config.run_arms
     ]
     seen = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
     seen = jax.tree.map(
         lambda leaf: np.swapaxes(leaf[:count], 0, 1), processes.gather(seen)
     )
-    pictured = _pictured(config, kept.seeds)
-    return round_._replace(
-        kept=kept._replace(
-            curves=kept.curves | seen.curves,
-            traits=seen.traits,
-            snapshots={
-                name: leaf[:, pictured] for name, leaf in seen.snapshots.items()
-            },
-        )
-    )
+    kept = kept._replace(curves=kept.curves | seen.curves, traits=seen.traits)
+    if sweep.snapshots:
+        pictures = _pictures(sweep, round_, problems)
+        kept = kept._replace(snapshots=pictures)
+    return round_._replace(kept=kept)
+
+
+def _way(round_: Round, arm: str) -> Params:
+    """Weights of an arm at every evaluation, (slot, evaluation, ...)."""
+    ways = [evaluation[arm] for evaluation in round_.trail]
+    return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *ways)
+
+
+def _pictures(sweep: Sweep, round_: Round, problems: Problem) -> dict[str, np.ndarray]:
+    """Snapshots (arm, pictured seed, snapshot, ...) of a round, for every process.
+
+    Each draws its own seeds, one by one: they are few.
+    """
+    config, slots = sweep.config, sweep.plan.slots
+    shown, _ = _shown(config, problems, config.snapshot_length)
+    places = np.flatnonzero(_pictured(config, round_.kept.seeds))
+    owner, slot = np.divmod(places, slots)
+    shape = len(places), len(config.run_arms)
+    drawn = {
+        name: np.zeros((*shape, *rest), np.float32)
+        for name, rest in sweep.snapshots.items()
+    }
+    when = snapshot_indices(config)
+    for row, arm in enumerate(config.run_arms):
+        way = _way(round_, arm)
+        for number in np.flatnonzero(owner == jax.process_index()):
+            own = jax.tree.map(lambda leaf, s=slot[number]: leaf[s], (way, shown))
+            at = jax.tree.map(lambda leaf: leaf[when], own[0])
+            picture = sweep.picture[_structure(config, arm).value_norm]
+            for name, array in picture(at, own[1]).items():
+                drawn[name][number, row] = array
+    everyone = processes.gather(drawn)
+    place = owner * len(places) + np.arange(len(places))
+    return {n: np.swapaxes(array[place], 0, 1) for n, array in everyone.items()}
 
 
 def snapshot_indices(config: ConfigDict) -> list[int]:
@@ -512,10 +545,10 @@ def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
     config = sweep.config
     of_seed = (len(config.run_arms), *_over_points(config), len(seeds))
     count = len(evaluation_steps(config))
-    curves, traits, snapshots = dict.fromkeys(METRICS, (count,)), {}, {}
+    curves, traits = dict.fromkeys(METRICS, (count,)), {}
     if sweep.seen is not None:
         curves |= sweep.seen.curves
-        traits, snapshots = sweep.seen.traits, sweep.seen.snapshots
+        traits = sweep.seen.traits
     pictured = len(config.run_arms), int(_pictured(config, seeds).sum())
 
     def nothing(leading: tuple[int, ...], shapes: dict) -> dict[str, np.ndarray]:
@@ -529,7 +562,7 @@ def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
         nothing(of_seed, curves),
         np.full(of_seed, -1, np.int32),
         nothing(of_seed, traits),
-        nothing(pictured, snapshots),
+        nothing(pictured, sweep.snapshots),
     )
 
 
@@ -659,43 +692,48 @@ def _look(
     seed_id: jax.Array,
     trail: Params,
     shown: Batch,
-    heldout: Batch,
-    log_bayes: jax.Array,
+    of_bayes: tuple[Batch, jax.Array],
 ) -> trajectory.Seen:
     del shared
-    seen = trajectory.look(
-        trail,
-        shown,
-        head_mask(config, len(shown.inputs)),
-        stream(_seed_key(config, seed_id), "walk"),
-        value_norm=value_norm,
-        snapshots=snapshot_indices(config),
-    )
-    of_bayes = {
-        "bayes_accuracy": losses.accuracy(log_bayes, heldout.targets, heldout.weights),
-        "bayes_predictive_entropy": losses.predictive_entropy(
-            log_bayes, heldout.weights
-        ),
+    mask = head_mask(config, len(shown.inputs))
+    key = stream(_seed_key(config, seed_id), "walk")
+    seen = trajectory.look(trail, shown, mask, key, value_norm=value_norm)
+    whole, log_bayes = of_bayes
+    traits = {
+        "bayes_accuracy": losses.tied_accuracy(log_bayes, whole.targets, whole.weights),
+        "bayes_predictive_entropy": losses.predictive_entropy(log_bayes, whole.weights),
     }
-    return seen._replace(traits=seen.traits | of_bayes)
+    return seen._replace(traits=seen.traits | traits)
 
 
-def _shown_length(config: ConfigDict) -> int:
-    return min(
-        config.snapshot_length, catalogue.TASKS[config.task.name].positions(config.task)
-    )
+def _picture(
+    config: ConfigDict, value_norm: bool, shared: tuple, trail: Params, shown: Batch
+) -> dict[str, jax.Array]:
+    del shared
+    mask = head_mask(config, len(shown.inputs))
+    return trajectory.picture(trail, shown, mask, value_norm=value_norm)
 
 
-def _shown(config: ConfigDict, problems: Problem) -> Batch:
-    """What diagnostics look at, of problems that lead with a slot."""
-    length = _shown_length(config)
-    heldout = catalogue.TASKS[config.task.name].shown == "heldout"
-    whole = (
-        problems.heldout
-        if heldout
-        else jax.tree.map(lambda leaf: leaf[:, 0], problems.train)
-    )
-    return jax.tree.map(lambda leaf: leaf[:, :length], whole)
+def _shown_length(config: ConfigDict, length: int) -> int:
+    """So many positions; all where a head looks everywhere, or it would be another."""
+    task = catalogue.TASKS[config.task.name]
+    positions = task.positions(config.task)
+    return min(length, positions) if task.causal else positions
+
+
+def _shown(
+    config: ConfigDict, problems: Problem, length: int
+) -> tuple[Batch, tuple[Batch, jax.Array]]:
+    """The first positions of what is looked at, and all of it with exact Bayes.
+
+    Of problems that lead with a slot.
+    """
+    whole, log_bayes = problems.heldout, problems.log_bayes_heldout
+    if catalogue.TASKS[config.task.name].shown == "train":
+        train = problems.train, problems.log_bayes_train
+        whole, log_bayes = jax.tree.map(lambda leaf: leaf[:, 0], train)
+    size = _shown_length(config, length)
+    return jax.tree.map(lambda leaf: leaf[:, :size], whole), (whole, log_bayes)
 
 
 def _train(
@@ -877,6 +915,10 @@ def _seed_bytes(config: ConfigDict) -> int:
         for function, shared, *own in _programs(config, problem, states).values()
     ]
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
+    if points(config) is None:  # weights at every evaluation
+        held += [problem.params] * (
+            len(evaluation_steps(config)) * len(config.run_arms)
+        )
     return sum(map(memory.size, held)) + max(map(memory.peak, traced))
 
 
@@ -884,8 +926,8 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
     """What a sweep compiles, each as (function, shared, *of one seed), see `_lower`.
 
     By kind and what it is for: ("begin", None), ("train", structure), ("evaluate",
-    whether values have a norm), and without a grid ("look", the same). The shapes are
-    from `_shapes`.
+    whether values have a norm), without a grid ("look", the same), and for snapshots
+    ("picture", the same), which is of one seed alone. The shapes are from `_shapes`.
     """
     ids, step = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
     programs = {("begin", None): (functools.partial(_begin, config), (), ids)}
@@ -900,17 +942,23 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
         shared = step, _fresh(config)
         programs["evaluate", norm] = evaluate, shared, ids, params, problem
         if points(config) is None:
-            trail = _stacked(problem.params, len(evaluation_steps(config)))
-            several = jax.eval_shape(
-                functools.partial(_shown, config), _stacked(problem, 1)
-            )
-            shown = jax.tree.map(
-                lambda leaf: leaf.update(shape=leaf.shape[1:]), several
-            )
-            look = functools.partial(_look, config, norm)
-            own = trail, shown, problem.heldout, problem.log_bayes_heldout
-            programs["look", norm] = look, (), ids, *own
+            own = ids, _stacked(problem.params, len(evaluation_steps(config)))
+            own += _shown_shapes(config, problem, config.diagnostics_length)
+            programs["look", norm] = functools.partial(_look, config, norm), (), *own
+        if snapshot_indices(config):
+            trail = _stacked(problem.params, len(snapshot_indices(config)))
+            shown, _ = _shown_shapes(config, problem, config.snapshot_length)
+            picture = functools.partial(_picture, config, norm)
+            programs["picture", norm] = picture, (), trail, shown
     return programs
+
+
+def _shown_shapes(config: ConfigDict, problem: Problem, length: int) -> tuple:
+    """Shapes of `_shown` of one seed."""
+    several = jax.eval_shape(
+        lambda problems: _shown(config, problems, length), _stacked(problem, 1)
+    )
+    return jax.tree.map(lambda leaf: leaf.update(shape=leaf.shape[1:]), several)
 
 
 def _stacked(tree, count: int):
@@ -960,6 +1008,11 @@ def _lower(plan: Plan, function: Callable, shared, *own) -> jax.stages.Lowered:
         out_shardings=NamedSharding(mesh, dealt),
     )
     return program.lower(shared, *_stacked(own, plan.batch))
+
+
+def _lower_one(function: Callable, shared, *own) -> jax.stages.Lowered:
+    """Lowers function(shared, *of one seed) for one seed."""
+    return jax.jit(functools.partial(function, shared)).lower(*own)
 
 
 def _spread(plan: Plan, workers: ThreadPoolExecutor, compiled: Callable) -> Callable:

@@ -4,19 +4,18 @@ All of it is seen on the same sequence, with each query's own loss in nats: that
 sequence is their mean.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxattn import attention, diagnostics, laws
 from jaxattn.attention import Params
 from jaxattn.tasks.base import Batch
 
-# Of every evaluation; functions of `diagnostics`, their mean over queries or sources.
+# Of every evaluation; as in `diagnostics`, means over queries or sources, but for the
+# gate, the ratio of the means of the two beside it.
 CURVES = (
     "attention_drift",  # to where this head ends
     "relative_entropy",
@@ -25,9 +24,9 @@ CURVES = (
     "score_gradient",  # Σ_j |∂ℓ_i/∂s_ij|, the next two multiplied
     "advantage_spread",
     "gate",
-    "value_gradient",  # ‖∂L/∂v_j‖ of the summed loss
-    "usage_entropy",
-    "usage_gini",
+    "value_gradient",  # ‖∂L/∂v_j‖ of the summed loss, after a norm if there is one
+    "usage_entropy",  # of the usage in units of that of equal shares
+    "usage_gini",  # likewise
     "specialisation",
     "key_orthogonality",
     "key_cosine",
@@ -49,17 +48,10 @@ class Seen(NamedTuple):
 
     curves: dict[str, jax.Array]  # of `CURVES` -> (E,)
     traits: dict[str, jax.Array]  # of `TRAITS` -> scalar
-    snapshots: dict[str, jax.Array]  # of `SNAPSHOTS` -> (K, ...)
 
 
 def look(
-    trail: Params,
-    batch: Batch,
-    mask,
-    key: jax.Array,
-    *,
-    value_norm: bool,
-    snapshots: Sequence[int],
+    trail: Params, batch: Batch, mask, key: jax.Array, *, value_norm: bool
 ) -> Seen:
     """Looks back at a head along its way.
 
@@ -69,7 +61,6 @@ def look(
       mask: boolean (T, T) or None.
       key: of the random walks.
       value_norm: whether the head has a LayerNorm on its values.
-      snapshots: K evaluations, by their places, at which arrays are kept.
 
     Returns:
       Seen.
@@ -78,29 +69,34 @@ def look(
     def forward(params: Params) -> attention.Forward:
         return attention.forward(params, batch.inputs, mask, value_norm=value_norm)
 
-    def at(places) -> Params:
-        return jax.tree.map(lambda leaf: leaf[places], trail)
-
-    final = forward(at(-1)).weight
+    final = forward(jax.tree.map(lambda leaf: leaf[-1], trail)).weight
 
     def one(params: Params) -> tuple[dict[str, jax.Array], jax.Array]:
         f = forward(params)
         return _measured(f, _own_upstream(params, f, batch), mask, final), f.value
 
-    def pictured(params: Params) -> dict[str, jax.Array]:
-        f = forward(params)
+    # One after another: what is kept of each is small.
+    curves, values = jax.lax.map(one, trail)
+    shares = _path_shares(values, trail.w_o, key)
+    return Seen(curves, dict(zip(TRAITS, map(_or_nan, shares), strict=True)))
+
+
+def picture(
+    trail: Params, batch: Batch, mask, *, value_norm: bool
+) -> dict[str, jax.Array]:
+    """Arrays of a head at K evaluations, see `look`.
+
+    Returns:
+      Each of `SNAPSHOTS` -> (K, ...).
+    """
+
+    def one(params: Params) -> dict[str, jax.Array]:
+        f = attention.forward(params, batch.inputs, mask, value_norm=value_norm)
         upstream = _own_upstream(params, f, batch)
         arrays = (f.weight, f.query, f.key, f.value, upstream, batch.targets)
         return dict(zip(SNAPSHOTS, arrays, strict=True))
 
-    # One after another: what is kept of each is small.
-    curves, values = jax.lax.map(one, trail)
-    shares = _path_shares(values, trail.w_o, key)
-    return Seen(
-        curves,
-        dict(zip(TRAITS, map(_or_nan, shares), strict=True)),
-        jax.lax.map(pictured, at(np.array(snapshots, np.int32))) if snapshots else {},
-    )
+    return jax.lax.map(one, trail)
 
 
 def _own_upstream(params: Params, f: attention.Forward, batch: Batch) -> jax.Array:
@@ -113,7 +109,11 @@ def _measured(
 ) -> dict[str, jax.Array]:
     b = laws.compatibility(upstream, f.value)
     advantage = laws.advantage(f.weight, b)
-    usage = laws.column_usage(f.weight)
+    # In units of that of equal shares, or a causal mask alone would be unequal.
+    seen = jnp.ones(f.weight.shape, bool) if mask is None else jnp.asarray(mask)
+    equal = attention.weights(jnp.zeros_like(f.weight), seen)
+    usage = laws.column_usage(f.weight), laws.column_usage(equal)
+    usage = diagnostics.divided(*usage).value
     # Of the means, so that they still multiply to the mean of the gradients.
     force = jnp.mean(jnp.sum(jnp.abs(laws.score_gradient(f.weight, advantage)), axis=1))
     spread = jnp.mean(diagnostics.advantage_spread(b, mask))
@@ -157,7 +157,8 @@ def _path_shares(
     length = jnp.linalg.norm(steps, axis=2, keepdims=True)
     any_key, readout_key = jax.random.split(key)
     anywhere = jax.random.normal(any_key, steps.shape, values.dtype)
-    # u = δ W_Oᵀ, and the δ of a position sums to zero.
+    # u = δ W_Oᵀ, and the δ of a position sums to zero. Plain gradients move values in
+    # these directions alone; those of a normed value, and Adam's steps, leave them.
     num_steps, num_sources, _ = steps.shape
     shape = (num_steps, num_sources, w_o.shape[2])
     pull = jax.random.normal(readout_key, shape, values.dtype)

@@ -14,6 +14,7 @@ from jaxattn import stats
 from jaxattn.runs import Run
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
+NARROWEST = 5.2  # inches of a figure, for its title and legend
 # Of the legend of `stairs`.
 WILSON = "{} seeds; shaded, while some but not all have come: 95 % interval (Wilson)"
 
@@ -137,11 +138,13 @@ def stairs(axes: Axes, steps: np.ndarray, y: Band, colour: str, label: str) -> N
 def legend(figure: Figure, axes: Axes, title: str) -> None:
     """What the lines of an axes are, below all of a figure."""
     handles, labels = axes.get_legend_handles_labels()
+    widest = 0.07 * max(map(len, labels), default=0) + 0.6  # inches, about
+    fit = max(int(figure.get_figwidth() / widest), 1)
     figure.legend(
         handles,
         labels,
         loc="outside lower center",
-        ncols=min(max(len(labels), 1), max(2, int(figure.get_figwidth() / 1.35))),
+        ncols=min(max(len(labels), 1), fit),
         title=title,
     )
 
@@ -163,9 +166,8 @@ def panels(
     """
     rows = -(-count // most)
     columns = -(-count // rows)
-    figure = Figure(
-        figsize=(width * columns + 0.7, height * rows + 0.7), layout="constrained"
-    )
+    size = max(width * columns + 0.7, NARROWEST), height * rows + 0.7
+    figure = Figure(figsize=size, layout="constrained")
     return figure, divided(figure, count, columns, share=share)
 
 

@@ -1,6 +1,7 @@
 """report.md as one page for a browser, with everything in it."""
 
 import base64
+import html
 import re
 from pathlib import Path
 
@@ -44,7 +45,8 @@ tbody tr:hover {{ background: #f3f6fa; }}
 // A click on a head sorts by that column: by the first number of a cell, or by name.
 function key(cell) {{
   const found = cell.textContent.match(/[-+]?\\d+(\\.\\d+)?(e[-+]?\\d+)?/i);
-  return found ? parseFloat(found[0]) : NaN;
+  const beyond = {{">": 1e-9, "<": -1e-9}}[cell.textContent.trim()[0]] ?? 0;
+  return found ? parseFloat(found[0]) * (1 + beyond) : NaN;
 }}
 function compare(a, b, column) {{
   const [x, y] = [a.cells[column], b.cells[column]];
@@ -90,7 +92,7 @@ def page(text: str, folder: Path) -> str:
     body = converter.convert(text)
 
     def embedded(found: re.Match) -> str:
-        path = folder / found[1]
+        path = folder / found[2]
         try:
             content = base64.b64encode(path.read_bytes()).decode()
         except OSError as error:
@@ -98,10 +100,10 @@ def page(text: str, folder: Path) -> str:
                 f"picture={str(path)!r}: {error.strerror}; allowed: to draw it with"
                 " scripts/figures.py"
             ) from None
-        return f'src="data:{_KINDS[path.suffix]};base64,{content}"'
+        return f'{found[1]}src="data:{_KINDS[path.suffix]};base64,{content}"'
 
-    body = re.sub(r'src="([^"]+)"', embedded, body)
+    body = re.sub(r'(?<=<img alt=)("[^"]*" )src="([^"]+)"', embedded, body)
     body = body.replace("<table>", '<div class="table"><table>')
     body = body.replace("</table>", "</table></div>")
-    title = text.partition("\n")[0].lstrip("# ")
+    title = html.escape(text.partition("\n")[0].lstrip("# "))
     return _PAGE.format(title=title, contents=converter.toc, body=body)

@@ -161,10 +161,16 @@ def redraw(path: Path, output: Output) -> list[Path]:
             " the command that made it again"
         )
     wall = run.summary["wall_seconds"]
-    with runs.staged(path) as stage:
-        _write_readable(stage, run, wall, output)
-        found = [file for file in stage.rglob("*") if file.is_file()]
-        return sorted(path / file.relative_to(stage) for file in found)
+    # A page that is there would else tell of older tables.
+    output = output._replace(html=output.html or (path / "report.html").exists())
+    with runs.claimed(path, ConfigDict(run.config["config"])):
+        with runs.staged(path) as stage:
+            _write_readable(stage, _summarised(run, wall), output)
+            found = [file for file in stage.rglob("*") if file.is_file()]
+            written = {path / file.relative_to(stage) for file in found}
+        for left_over in {*(path / "figures").iterdir()} - written:
+            left_over.unlink()
+    return sorted(written)
 
 
 def _write(
@@ -175,29 +181,35 @@ def _write(
     output: Output,
 ) -> dict[str, Any]:
     with runs.staged(workdir) as stage:
-        run = runs.write_metrics(stage, config, result)
-        return _write_readable(stage, run, wall, output)
+        run = _summarised(runs.write_metrics(stage, config, result), wall)
+        # First without pictures, so that numbers do not hang on drawing.
+        _write_readable(stage, run, Output(figures=False, pdf=False, html=False))
+    if output.figures or output.html:
+        with runs.staged(workdir) as stage:
+            _write_readable(stage, run, output)
+    return run.summary
 
 
-def _write_readable(
-    stage: Path, run: runs.Run, wall: dict[str, float], output: Output
-) -> dict[str, Any]:
-    """Writes tables and pictures, and gives the content of summary.json."""
+def _summarised(run: runs.Run, wall: dict[str, float]) -> runs.Run:
+    tables, _ = _readers(run.config["config"])
+    return run._replace(summary=tables.summarise(run, wall))
+
+
+def _write_readable(stage: Path, run: runs.Run, output: Output) -> None:
+    """Writes tables and pictures of a run with its summary."""
     tables, pictures = _readers(run.config["config"])
-    summary = tables.summarise(run, wall)
-    run, shown = run._replace(summary=summary), {}
+    shown = {}
     if output.figures:
         drawn = pictures.draw(run, stage / "figures", pdf=output.pdf)
         shown = {f"figures/{name}": caption for name, caption in drawn.items()}
-    text = tables.markdown(summary, shown)
+    text = tables.markdown(run.summary, shown)
     (stage / "report.md").write_text(text, "utf-8")
-    (stage / "summary.csv").write_text(tables.csv_table(summary), "utf-8")
+    (stage / "summary.csv").write_text(tables.csv_table(run.summary), "utf-8")
     if output.html:
         from jaxattn import html  # late, as `_readers`
 
         (stage / "report.html").write_text(html.page(text, stage), "utf-8")
-    runs.write_summary(stage, summary)
-    return summary
+    runs.write_summary(stage, run.summary)
 
 
 def _readers(config: Mapping[str, Any]):

@@ -39,6 +39,7 @@ class TimeScales(NamedTuple):
 
     frame: np.ndarray  # steps (seed,), NaN where it did not move
     precision: np.ndarray  # steps (seed,), NaN where it became no better
+    root: np.ndarray  # the same of its square root, a distance as that of the frame is
 
 
 class Matrices(NamedTuple):
@@ -147,55 +148,71 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
 def _slowed(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
     """Logs of gradients and factors at the end over those at the start.
 
-    Of logs the mean is that of a ratio (geometric), and gate and spread add up.
+    Of logs the mean is that of a ratio (geometric), and gate and spread add up. A seed
+    of which one is 0, as where a gate is shut, is left out of all.
     """
-    found = {}
-    for name in ("score_gradient", "gate", "advantage_spread", "value_gradient"):
-        start, end = of_arm[f"{name}_start"], of_arm[f"{name}_end"]
-        both = (start > 0) & (end > 0)
-        ratio = np.divide(end, start, out=np.full_like(end, np.nan), where=both)
-        found[name] = stats.estimate(np.log(ratio))._asdict()
-    return found
+    names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
+    ends = np.array(
+        [[of_arm[f"{n}_{when}"] for n in names] for when in ("start", "end")]
+    )
+    known = (ends > 0).all(axis=(0, 1))  # the same seeds of each
+    start, end = np.log(np.where(known, ends, np.nan))
+    return {
+        name: stats.estimate(values)._asdict()
+        for name, values in zip(names, end - start, strict=True)
+    }
 
 
 def time_scales(run: Run, row: int, share: float) -> TimeScales:
     """When an arm had come a share of its way, on each seed.
 
     The frame's way is the attention's drift to where it ends (total variation), that of
-    precision the fall of what the task says is learned, such as KL to Bayes.
+    precision the fall of what the task says is learned, such as KL to Bayes. Near its
+    end a divergence falls as the square of a distance, so half of it is gone earlier:
+    its root is on the scale of the drift.
 
     Args:
       run: its metrics.
       row: of the arm.
       share: such as 0.5.
     """
-    name = catalogue.TASKS[run.config["config"]["task"]["name"]].learned
     finite = run.metrics["diverged_step"][row] < 0
     times = (
-        np.where(
-            finite,
-            stats.settled(run.metrics["step"], run.metrics[n][row], share),
-            np.nan,
-        )
-        for n in ("attention_drift", name)
+        stats.settled(run.metrics["step"], curves, share)
+        for curves in ways(run, row).values()
     )
-    return TimeScales(*times)
+    return TimeScales(*(np.where(finite, found, np.nan) for found in times))
+
+
+def ways(run: Run, row: int) -> dict[str, np.ndarray]:
+    """The curves of an arm by whose fall its time scales are told (seed, E)."""
+    learned = catalogue.TASKS[run.config["config"]["task"]["name"]].learned
+    precision = np.asarray(run.metrics[learned][row], np.float64)
+    return {
+        "frame": np.asarray(run.metrics["attention_drift"][row], np.float64),
+        "precision": precision,
+        "root": np.sqrt(np.maximum(precision, 0)),  # below 0 by rounding only
+    }
 
 
 def _time_scales(found: TimeScales) -> dict[str, Any]:
     """Medians, and how many times later precision came, with its verdict."""
-    ratio = stats.median_ratio(found.precision, found.frame)
     entry = {
-        "frame": stats.median(found.frame)._asdict(),
-        "precision": stats.median(found.precision)._asdict(),
-        "precision_over_frame": ratio._asdict(),
-        "first": "undecided",
+        name: stats.median(times)._asdict() for name, times in found._asdict().items()
     }
-    low, high = ratio.ci95 or (None, None)
-    if low is not None and low > 1:
+    ends = []
+    for name in ("precision", "root"):
+        ratio = stats.median_ratio(getattr(found, name), found.frame)
+        entry[f"{name}_over_frame"] = ratio._asdict()
+        ends.append(ratio.ci95 or (None, None))
+    if entry["precision_over_frame"]["n"] == 0:
+        entry["first"] = "none"
+    elif all(low is not None and low > 1 for low, _ in ends):
         entry["first"] = "frame"
-    elif high is not None and high < 1:
+    elif all(high is not None and high < 1 for _, high in ends):
         entry["first"] = "precision"
+    else:
+        entry["first"] = "undecided"
     return entry
 
 
@@ -203,9 +220,19 @@ def _differing(arms: dict[str, dict], arm: str, baseline: str) -> str:
     """What an arm's fields are where they are not those of the baseline."""
     mine, theirs = arms[arm], arms[baseline]
     found = {name: value for name, value in mine.items() if theirs.get(name) != value}
+    gone = [
+        f"no {name}"
+        for name in theirs
+        if name not in mine and mine["schedule"] == theirs["schedule"]
+    ]
     return ", ".join(
-        str(value) if isinstance(value, str) else f"{name} {value:g}"
-        for name, value in found.items()
+        [
+            *gone,
+            *(
+                str(value) if isinstance(value, str) else f"{name} {value:g}"
+                for name, value in found.items()
+            ),
+        ]
     )
 
 

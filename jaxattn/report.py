@@ -56,7 +56,15 @@ CLAIMS = (
     Claim("sharper attention, same base rate", "em", "sgd", "attention_entropy"),
     Claim("sharper attention, matched rates", "em", "sgd_matched", "attention_entropy"),
 )
+# The same of a task that shows what it learns on the training sequence.
+_OWN_COLUMNS = {
+    "train loss": "train_loss",
+    "accuracy": "train_accuracy",
+    "entropy": "train_predictive_entropy",
+    "attention entropy": "train_attention_entropy",
+}
 _METRIC_NAMES = {
+    "train_attention_entropy": "attention entropy",
     "train_loss": "train loss",
     "heldout_kl": "KL",
     "attention_entropy": "attention entropy",
@@ -95,10 +103,12 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         }
         since = run.metrics["diverged_step"][row][~kept]
         entry |= divergence_entry(since)
+        # Where all that can be learned is memory, memory is no warning.
+        judged = kept & (task_of(run).shown == "heldout")
         entry["flags"] = flags(
             diverged=since,
-            below_bayes=int(below_bayes[row][kept].sum()),
-            way=way[row][kept],
+            below_bayes=int(below_bayes[row][judged].sum()),
+            way=way[row][judged],
             seeds=len(kept),
         )
         by_arm[arm] = entry
@@ -115,7 +125,8 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "arms": by_arm,
         "baseline": config["baseline"],
         "comparisons": _comparisons(run, final),
-        "claims": _claims(arms, final),
+        "claims": _claims(arms, final, task_of(run).shown),
+        "looked_at": looked_at(run),
         "observations": observations.of_arms(run),
         "task_note": task_of(run).note,
     }
@@ -212,11 +223,25 @@ def flags(
     return list(lines.values())
 
 
-def _claims(arms: Sequence[str], final: dict) -> list[dict]:
+def looked_at(run: Run) -> dict[str, Any]:
+    """On what diagnostics are: which sequence, and how many of its positions."""
+    config, task = run.config["config"], task_of(run)
+    positions = task.positions(ConfigDict(config["task"]))
+    if task.causal:
+        positions = min(positions, config.get("diagnostics_length", positions))
+    sequence = {"heldout": "held-out", "train": "training"}[task.shown]
+    return {"sequence": sequence, "positions": positions}
+
+
+def _claims(arms: Sequence[str], final: dict, shown: str) -> list[dict]:
     found = []
     for claim in CLAIMS:
         if claim.arm not in arms or claim.baseline not in arms:
             continue
+        if shown == "train" and claim.metric == "heldout_kl":
+            continue
+        if shown == "train" and claim.metric == "attention_entropy":
+            claim = claim._replace(metric="train_attention_entropy")
         values = final[claim.metric]
         row, base = arms.index(claim.arm), arms.index(claim.baseline)
         difference = stats.paired_difference(values[row], values[base])
@@ -411,9 +436,9 @@ def terminal(summary: dict[str, Any]) -> str:
     if summary["observations"] is not None:
         blocks += [
             "Entropy of attention (1: equal shares); share of the values' motion along"
-            " PC1 +\nPC2 (of random walks in the read-out's span); how often the loss"
-            " rose; how many\ntimes as long precision took to half of its way as"
-            " attention, medians",
+            " PC1\n+ PC2 (of random walks in the read-out's span); how often the loss"
+            " rose; how many\ntimes as long as attention the root of precision took to"
+            " half of its way, medians",
             text_table(_short_table(summary["observations"])),
         ]
     blocks.append(flag_block(summary))
@@ -436,8 +461,12 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         opening(summary),
         "## Last evaluation",
         "Mean over seeds ± half a 95 % interval (Student). Losses, KL and entropy in"
-        " nats. Held-out: a sequence never trained on; KL, accuracy and entropy are"
-        " measured there.",
+        " nats. "
+        + (
+            "Held-out: a sequence never trained on; KL, accuracy and entropy are of it."
+            if summary["looked_at"]["sequence"] == "held-out"
+            else "All are of the training sequence."
+        ),
         markdown_table(_main_table(summary)),
         floor_line(summary),
     ]
@@ -478,10 +507,10 @@ def _frame_sentence(summary: dict[str, Any]) -> str:
     verdicts = {"frame": "held", "precision": "reversed", "undecided": "undecided"}
     for arm, entry in (summary["observations"] or {}).items():
         times = entry["time_scales"]["half"]
-        ratio = times["precision_over_frame"]
-        if ratio["median"] is not None:
-            said = f"{arm} ({_median(ratio, interval=True)})"
-            named[verdicts[times["first"]]].append(said)
+        if times["first"] in verdicts:
+            both = (times[f"{name}_over_frame"] for name in ("precision", "root"))
+            said = "; ".join(_median(ratio, interval=True) for ratio in both)
+            named[verdicts[times["first"]]].append(f"{arm} ({said})")
     parts = [
         f"{verdict} by {', '.join(arms)}" for verdict, arms in named.items() if arms
     ]
@@ -489,7 +518,7 @@ def _frame_sentence(summary: dict[str, Any]) -> str:
         return ""
     return (
         " Attention settles first (how many times as long precision took to half of its"
-        f" way): {'; '.join(parts)}."
+        f" way, and its square root): {'; '.join(parts)}."
     )
 
 
@@ -558,12 +587,15 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
     found = summary["observations"]
     if found is None:
         return []
+    where = "{positions} {sequence} positions".format(**summary["looked_at"])
     sections = [
         "## The paper's three observations",
+        f"From here on attention, values and gradients are those of the first {where}.",
         "*Attention sharpens*: its entropy as a share of what it could be (1: equal"
         " shares). *Values move along few directions*: PC1 + PC2, the share of their"
         " motion along two axes, beside random walks of as long steps, in any direction"
-        " or only in those in which the read-out lets the loss pull. *The loss falls"
+        " or only in those in which the read-out lets the loss pull (which LayerNorm on"
+        " values and Adam leave a little). *The loss falls"
         " smoothly*: how often it rose from one evaluation to the next, and the sum of"
         " its changes over its fall (1: it never rose); on the training sequence, or"
         " where sequences are fresh on the held-out one. Means over seeds ± half a 95 %"
@@ -571,13 +603,18 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
         markdown_table(_three_table(found)),
         "## Frame and precision",
         "Steps until attention, by total variation (the frame), and what is learned"
-        " (precision) had half, and 90 %, of their way to where they ended behind them;"
-        " how many times as long precision took on the same seed; and which came first,"
-        " if the interval of that leaves no doubt. Medians over seeds"
-        f"{of_medians(summary)}. Both ways end where the run ends. An arm whose values"
-        " or whose attention do not move is the control: what it shows needs no"
-        " interplay of the two.",
-        markdown_table(_time_table(found)),
+        " (precision) had a share of their way to where they ended behind them, and how"
+        " many times as long precision took on the same seed; medians over seeds"
+        f"{of_medians(summary)}. Total variation is a distance, while near its end a"
+        " divergence falls as the square of one and so has half of it behind it"
+        " earlier: its root is on the same scale. One was first if the 95 % intervals"
+        " of both ratios are on the same side of 1. Both ways end where the run ends."
+        " An arm whose values or whose attention do not move is the control: what it"
+        " shows needs no interplay of the two.",
+        "Half of the way:",
+        markdown_table(_time_table(found, "half")),
+        "90 %:",
+        markdown_table(_time_table(found, "most")),
         "## What drives routing",
         "The score gradient Σ_j |∂ℓ_i/∂s_ij| = gate x spread, at the end over that at"
         " the start (geometric mean over seeds, 95 % interval), below 1 if it slowed"
@@ -590,7 +627,8 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
         " projections, so that their first column is the null: mean |cos| between keys"
         " (0: orthogonal), weighted cos of queries and the keys they look at,"
         " agreement of the queries that use a source (0 to 1), how unequally sources"
-        " are used (Gini), participation ratio of the values.",
+        " are used, in units of what equal shares would give them (Gini), participation"
+        " ratio of the values.",
         markdown_table(_geometry_table(found)),
     ]
     against = _against_table(found)
@@ -598,7 +636,8 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
         sections += [
             f"## What each arm did, beside {summary['baseline']}",
             "Paired difference on the same seeds, mean ± half a 95 % interval; bold"
-            " where it excludes 0.",
+            " where that and the bootstrap's exclude 0; each stands alone, so that of"
+            " 20 one may be wrong.",
             markdown_table(against),
         ]
     return sections
@@ -641,29 +680,26 @@ def _short_table(found: dict[str, Any]) -> list[list[str]]:
                 "none" if start is None else f"{start:.2f} to {end:.2f}",
                 f"{share} ({walk})",
                 "none" if rises is None else f"{rises:.1f}",
-                _median(
-                    entry["time_scales"]["half"]["precision_over_frame"], interval=True
-                ),
+                _median(entry["time_scales"]["half"]["root_over_frame"], interval=True),
             ]
         )
     return rows
 
 
-def _time_table(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm"]]
-    for name in ("half", "90 %"):
-        rows[0] += [f"frame, {name}", f"precision, {name}", "times as long"]
-        rows[0] += [f"first to {name}"]
+def _time_table(found: dict[str, Any], share: str) -> list[list[str]]:
+    rows = [["arm", "frame", "precision", "its root"]]
+    rows[0] += ["precision / frame", "root / frame", "first"]
     for arm, entry in found.items():
-        row = [arm]
-        for times in entry["time_scales"].values():
-            row += [
-                _median(times["frame"]),
-                _median(times["precision"]),
-                _median(times["precision_over_frame"], interval=True),
+        times = entry["time_scales"][share]
+        ratios = (times[f"{name}_over_frame"] for name in ("precision", "root"))
+        rows.append(
+            [
+                arm,
+                *(_median(times[name]) for name in ("frame", "precision", "root")),
+                *(_median(ratio, interval=True) for ratio in ratios),
                 times["first"],
             ]
-        rows.append(row)
+        )
     return rows
 
 
@@ -734,9 +770,9 @@ def _against_table(found: dict[str, Any]) -> list[list[str]]:
 
 
 def _bold(difference: dict[str, Any]) -> str:
-    text, ends_ = mean(difference, "+"), difference["ci95"]
-    excludes = ends_ is not None and (ends_[0] > 0 or ends_[1] < 0)
-    return f"**{text}**" if excludes else text
+    text = mean(difference, "+")
+    found = stats.Difference(std=None, **difference)
+    return f"**{text}**" if stats.sign(found) else text
 
 
 def _said(claim: dict[str, Any]) -> str:
@@ -796,18 +832,26 @@ def side_by_side(runs_: Sequence[Run]) -> str:
 
 
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", *_COLUMNS]]
+    columns = columns_of(summary)
+    rows = [["arm", *columns]]
     for arm, entry in summary["arms"].items():
-        rows.append([arm, *(mean(entry[name]) for name in _COLUMNS.values())])
+        rows.append([arm, *(mean(entry[name]) for name in columns.values())])
     return rows
 
 
+def columns_of(summary: dict[str, Any]) -> dict[str, str]:
+    """Column of the main table -> metric."""
+    own = summary["looked_at"]["sequence"] == "training"
+    return _OWN_COLUMNS if own else _COLUMNS
+
+
 def _difference_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", *_COLUMNS]]
+    columns = columns_of(summary)
+    rows = [["arm", *columns]]
     for entry in summary["comparisons"]:
         differences = entry["paired_difference"]
         rows.append(
-            [entry["arm"], *(mean(differences[m], "+") for m in _COLUMNS.values())]
+            [entry["arm"], *(mean(differences[m], "+") for m in columns.values())]
         )
     return rows
 

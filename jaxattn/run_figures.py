@@ -19,10 +19,8 @@ from jaxattn.runs import Run
 class Way(NamedTuple):
     """How much of its way an arm still has before it, over seeds that came along."""
 
-    frame: Band  # attention's drift to where it ends, of that at the start
-    precision: Band
-    frame_half: float | None  # median steps to half of the way
-    precision_half: float | None
+    left: dict[str, Band]  # of `observations.ways`, 1 at the start and 0 at the end
+    half: dict[str, float | None]  # median steps to half of the way
 
 
 def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
@@ -40,8 +38,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
         "curves": Picture(
             _curves,
             "Loss, distance to Bayes, accuracy and predictive entropy while training:"
-            " a line is the mean over seeds, its shade the 95 % interval; no model can"
-            " pass the dashed line but by remembering or by luck.",
+            " a line is the mean over seeds, its shade the 95 % interval. Exact Bayes"
+            " is dashed; no loss passes it but by remembering or by luck.",
         ),
         "final": Picture(
             _final,
@@ -59,9 +57,10 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     if "attention_drift" in run.metrics:
         pictures["frame"] = Picture(
             _frame,
-            "How much of its way attention (the frame) and the distance to Bayes"
-            " (precision) still have before them: the lower line is ahead; dots mark"
-            " half of the way, median over seeds.",
+            "How much of its way attention (the frame) and what is learned (precision)"
+            " still have before them: the lower line is ahead; dots mark half of the"
+            " way, median over seeds. The root of precision is, like the drift of"
+            " attention, on the scale of a distance.",
         )
         pictures["diagnostics"] = Picture(
             _diagnostics,
@@ -78,9 +77,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             " would serve), all relative to the start; the value gradient has no gate.",
         )
     drawn = figures.save(pictures, run, folder, pdf=pdf)
-    if "attention" in run.metrics:
-        drawn |= figures.save(snapshot_figures.PICTURES, run, folder, pdf=pdf)
-        drawn |= snapshot_figures.animate(run, folder)
+    if "target" in run.metrics:
+        drawn |= snapshot_figures.draw(run, folder, pdf=pdf)
     return drawn
 
 
@@ -119,7 +117,7 @@ def _curves(run: Run) -> Figure:
         axis.set_ylabel({"nats": "nats per position", "share": "share right"}[unit])
         axis.set_xlabel("step")
     axes[1].set_ylabel("KL(Bayes ‖ model), nats")
-    figures.spread(axes[1], "y", run.metrics[next(iter(list(shown)[1:]))])
+    figures.spread(axes[1], "y", run.metrics[list(shown)[1]])
     figures.legend(figure, axes[0], _of_seeds(run))
     return figure
 
@@ -164,12 +162,20 @@ def _of_seeds(run: Run) -> str:
 def _final(run: Run) -> Figure:
     """Final metrics by arm: every seed, the mean and its interval."""
     panels = {
-        "train_loss": "train loss\n(nats)",
-        "heldout_loss": "held-out loss\n(nats)",
-        "heldout_kl": "KL to Bayes,\nheld-out (nats)",
-        "accuracy": "accuracy,\nheld-out",
-        "predictive_entropy": "predictive entropy,\nheld-out (nats)",
-    }
+        "heldout": {
+            "train_loss": "train loss\n(nats)",
+            "heldout_loss": "held-out loss\n(nats)",
+            "heldout_kl": "KL to Bayes,\nheld-out (nats)",
+            "accuracy": "accuracy,\nheld-out",
+            "predictive_entropy": "predictive entropy,\nheld-out (nats)",
+        },
+        "train": {
+            "train_loss": "train loss\n(nats)",
+            "train_accuracy": "accuracy",
+            "train_predictive_entropy": "predictive entropy\n(nats)",
+            "train_attention_entropy": "entropy of attention\n(nats)",
+        },
+    }[report.task_of(run).shown]
     floors = report.bayes_floors(run)
     arms = run.config["config"]["run_arms"]
     height = 1.3 + 0.32 * len(arms)
@@ -246,15 +252,13 @@ def frame_data(run: Run) -> dict[str, Way]:
     """What each arm has still before it, and when it had half of it behind it."""
     found = {}
     for row, arm in enumerate(run.config["config"]["run_arms"]):
-        bands = []
-        for name in ("attention_drift", report.task_of(run).learned):
-            curves = np.asarray(run.metrics[name][row], np.float64)
+        left = {}
+        for name, curves in observations.ways(run, row).items():
             way = curves[:, :1] - curves[:, -1:]
             came = np.isfinite(curves).all(axis=1) & (way[:, 0] > 0)
-            left = (curves[came] - curves[came, -1:]) / way[came]
-            bands.append(figures.band(left))
-        half = observations.time_scales(run, row, 0.5)
-        found[arm] = Way(*bands, *(stats.median(times).median for times in half))
+            left[name] = figures.band((curves[came] - curves[came, -1:]) / way[came])
+        half = observations.time_scales(run, row, 0.5)._asdict()
+        found[arm] = Way(left, {n: stats.median(t).median for n, t in half.items()})
     return found
 
 
@@ -262,42 +266,50 @@ def _frame(run: Run) -> Figure:
     """Frame against precision, an arm in each panel."""
     data, step = frame_data(run), run.metrics["step"]
     figure, axes = figures.panels(len(data), 1.75, 1.8)
-    names = {"frame": "frame: attention", "precision": report.learned_name(run)}
+    styles = {
+        "frame": ("frame: attention", "C0", "-"),
+        "precision": (report.learned_name(run), "C1", "-"),
+        "root": ("its square root", "C1", "--"),
+    }
     for axis, (arm, way) in zip(axes, data.items(), strict=True):
-        for number, (name, label) in enumerate(names.items()):
-            band, half = getattr(way, name), getattr(way, f"{name}_half")
-            figures.shade(axis, step, band, color=f"C{number}", label=label)
-            if half is not None:
-                style = {"markersize": 6, "markeredgecolor": "white"}
-                axis.plot(half, 0.5, "o", color=f"C{number}", **style)
-        if np.isnan(way.frame.middle).all():
+        for name, (label, colour, line) in styles.items():
+            style = {"color": colour, "linestyle": line, "label": label}
+            figures.shade(axis, step, way.left[name], **style)
+            if way.half[name] is not None:
+                face = "white" if name == "root" else colour
+                axis.plot(
+                    *(way.half[name], 0.5),
+                    *("o",),
+                    color=colour,
+                    markerfacecolor=face,
+                    markersize=5,
+                )
+        if np.isnan(way.left["frame"].middle).all():
             axis.text(0.97, 0.93, "attention does not move", **_corner(axis))
         axis.set_title(arm)
         axis.set_xlim(0, step[-1])
     axes[0].set_ylim(-0.12, 1.12)
     figures.name_axes(axes, "step", "share of the way left")
-    figures.legend(figure, axes[0], _of_seeds(run))
+    figures.legend(figure, axes[0], f"{_of_seeds(run)}; of those that came along")
     return figure
 
 
 def gate_data(run: Run) -> dict[str, dict[str, Band]]:
-    """Score gradient, its two factors and value gradient, relative to the start."""
+    """Score gradient, its two factors and value gradient, relative to the start.
+
+    Geometric means over seeds of which none of them was ever 0.
+    """
     names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
     found = {}
     for row, arm in enumerate(run.config["config"]["run_arms"]):
-        found[arm] = {}
-        for name in names:
-            curves = np.asarray(run.metrics[name][row], np.float64)
-            starts = curves[:, :1] > 0
-            relative = np.divide(
-                curves,
-                curves[:, :1],
-                out=np.full_like(curves, np.nan),
-                where=starts,
-            )
-            with np.errstate(divide="ignore", invalid="ignore"):
-                band = figures.band(np.log(relative))  # ratios: a geometric mean
-            found[arm][name] = Band(*map(np.exp, band))
+        curves = np.array([run.metrics[name][row] for name in names], np.float64)
+        known = (curves > 0).all(axis=(0, 2))  # the same seeds of each
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.log(curves[:, known]) - np.log(curves[:, known, :1])
+        bands = (figures.band(of_one) for of_one in logs)
+        found[arm] = {
+            n: Band(*map(np.exp, b)) for n, b in zip(names, bands, strict=True)
+        }
     return found
 
 
@@ -323,7 +335,7 @@ def _gate(run: Run) -> Figure:
     )
     figures.spread(axes[0], "y", middles)
     figures.name_axes(axes, "step", "of that at the start")
-    figures.legend(figure, axes[0], _of_seeds(run))
+    figures.legend(figure, axes[0], f"geometric {_of_seeds(run)}")
     return figure
 
 

@@ -3,6 +3,7 @@
 Each `..._data` function gives the numbers behind a picture.
 """
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from jaxattn.runs import Run
 _RELATIVE = matplotlib.colors.LogNorm(1 / 16, 16, clip=True)
 _QUERY = "query"
 _MOST = 5  # maps in a row
+_MOST_FRAMES = 100
 _FRAME, _LAST = 120, 2000  # milliseconds that a frame of an animation is shown
 
 
@@ -43,10 +45,10 @@ class Seen(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """Values along the two principal axes of all arms' trajectories together."""
+    """Values along the two principal axes of all arms' motion together."""
 
     points: np.ndarray  # (arm, K, n, 2)
-    share: np.ndarray  # (arm,) of its variance; NaN for a single point
+    share: np.ndarray  # (arm,) of its motion; NaN where nothing moved, or diverged
 
 
 def snapshots(run: Run) -> Seen:
@@ -77,19 +79,24 @@ def snapshots(run: Run) -> Seen:
 def plane(seen: Seen) -> Plane:
     """One common basis for the values of all arms at all snapshots.
 
-    Each arm's values count as if they were as far from their mean as any other's, or
-    the arm that goes farthest would choose the axes for all.
+    The axes are those of the motion, from where values started. Each arm has the same
+    say, or the one that goes farthest would choose them for all.
     """
-    clouds = seen.value.reshape(len(seen.arms), -1, seen.value.shape[-1])
-    clouds = clouds - clouds.mean(axis=1, keepdims=True, dtype=np.float64)
-    variance = np.sum(clouds**2, axis=(1, 2), keepdims=True)
-    alike = clouds / np.sqrt(np.where(variance > 0, variance, 1))
+    moved = (seen.value - seen.value[:, :1]).reshape(
+        len(seen.arms), -1, seen.value.shape[-1]
+    )
+    moved = moved - moved.mean(axis=1, keepdims=True, dtype=np.float64)
+    size = np.sum(moved**2, axis=(1, 2))
+    known = np.isfinite(size) & (size > 0)
+    alike = moved[known] / np.sqrt(size[known])[:, None, None]
+    alike = alike.reshape(-1, moved.shape[2]) if known.any() else moved[0] * 0
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        axes = np.asarray(diagnostics.manifold(jnp.asarray(np.concatenate(alike))).axes)
-    along = seen.value @ axes[:2].T
-    with np.errstate(invalid="ignore"):
-        share = np.sum((clouds @ axes[:2].T) ** 2, axis=(1, 2)) / variance[:, 0, 0]
-    return Plane(along, share)
+        axes = np.asarray(diagnostics.manifold(jnp.asarray(alike)).axes)
+    across = np.zeros((2, moved.shape[2]))  # of values of one dimension the second is 0
+    across[: len(axes[:2])] = axes[:2]
+    share = np.full(len(seen.arms), np.nan)
+    share[known] = np.sum((moved[known] @ across.T) ** 2, axis=(1, 2)) / size[known]
+    return Plane(seen.value @ across.T, share)
 
 
 def usage_data(seen: Seen) -> np.ndarray:
@@ -101,16 +108,16 @@ def usage_data(seen: Seen) -> np.ndarray:
 # --- attention
 
 
-def _attention(run: Run) -> Figure:
+def _attention(run: Run, seen: Seen) -> Figure:
     """Attention before and after, and after over before."""
-    seen = snapshots(run)
     maps = {"before training": seen.relative[0, 0]}
     maps |= {f"after {a}": r[-1] for a, r in zip(seen.arms, seen.relative, strict=True)}
     changes = change_data(seen)
     rows = -(-len(maps) // _MOST)
     columns = -(-len(maps) // rows)
     figure = Figure(
-        figsize=(1.5 * columns + 1.3, 3.3 * rows + 1.0), layout="constrained"
+        figsize=(max(1.5 * columns + 1.3, figures.NARROWEST), 3.3 * rows + 1.0),
+        layout="constrained",
     )
     top, bottom = figure.subfigures(2, 1)
     for part, drawn, colours, label in (
@@ -122,7 +129,8 @@ def _attention(run: Run) -> Figure:
             image = _show(axis, values, _RELATIVE, colours)
             axis.set_title(title, fontsize=9)
         _name(axes, seen)
-        _times(part.colorbar(image, ax=part.axes, shrink=0.8, aspect=20), label)
+        bar = part.colorbar(image, ax=part.axes, shrink=0.8, aspect=20, extend="both")
+        _times(bar, label)
     figure.suptitle(_title(run, seen, "Attention"), fontsize=10)
     return figure
 
@@ -136,11 +144,10 @@ def change_data(seen: Seen) -> dict[str, np.ndarray]:
     }
 
 
-def _advantage(run: Run) -> Figure:
+def _advantage(run: Run, seen: Seen) -> Figure:
     """The advantage matrix at up to five snapshots, an arm in each row."""
-    seen = snapshots(run)
     places = np.unique(np.linspace(0, len(seen.steps) - 1, 5).round().astype(int))
-    size = 1.35 * len(places) + 1.2, 1.35 * len(seen.arms) + 0.8
+    size = 1.35 * len(places) + 1.2, max(1.35 * len(seen.arms) + 0.8, 3.0)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(seen.arms), len(places), squeeze=False)
     norm = _advantage_norm(seen)
@@ -173,9 +180,8 @@ def _advantage_norm(seen: Seen) -> matplotlib.colors.Normalize:
 # --- values
 
 
-def _values(run: Run) -> Figure:
+def _values(run: Run, seen: Seen) -> Figure:
     """Trajectories of the values, an arm in each panel, along one common basis."""
-    seen = snapshots(run)
     found = plane(seen)
     figure, axes = figures.panels(len(seen.arms), 1.75, 1.9, share=False)
     colours = _position_colours(seen)
@@ -183,7 +189,9 @@ def _values(run: Run) -> Figure:
         axes, seen.arms, found.points, found.share, strict=True
     ):
         _paths(axis, paths, colours)
-        axis.set_title(f"{arm}\n{share:.0%} of its variance", fontsize=9)
+        went = "does not move" if np.isfinite(paths).all() else "diverged"
+        went = went if np.isnan(share) else f"{share:.0%} of its motion"
+        axis.set_title(f"{arm}\n{went}", fontsize=9)
         axis.tick_params(labelsize=7)
     figures.name_axes(axes, "PC1", "PC2")
     figure.suptitle(
@@ -206,13 +214,16 @@ def _paths(axis: Axes, paths: np.ndarray, colours: list) -> list:
 
 
 def _position_colours(seen: Seen) -> list[str]:
-    names = figures.colours(range(int(seen.label.max()) + 1))
+    count = int(seen.label.max()) + 1
+    names = figures.colours(range(count))
+    if len(set(names)) < count:
+        turbo = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count))
+        names = [matplotlib.colors.to_hex(colour) for colour in turbo]
     return ["#cccccc" if label < 0 else names[label] for label in seen.label]
 
 
-def _usage(run: Run) -> Figure:
-    """Column usage over time, an arm in each panel, and its Gini coefficient."""
-    seen = snapshots(run)
+def _usage(run: Run, seen: Seen) -> Figure:
+    """Column usage over time, an arm in each panel."""
     usage = usage_data(seen)
     figure, axes = figures.panels(len(seen.arms), 1.75, 1.8)
     edges = _edges(seen.steps)
@@ -224,7 +235,7 @@ def _usage(run: Run) -> Figure:
         axis.grid(False)
     axes[0].invert_yaxis()  # of all
     figures.name_axes(axes, "step", _source(seen))
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=20)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=20, extend="both")
     _times(bar, "usage / that of equal shares", (1 / 4, 1 / 2, 1, 2, 4))
     figure.suptitle(_title(run, seen, "Column usage"), fontsize=10)
     return figure
@@ -240,8 +251,8 @@ PICTURES = {
     "attention": Picture(
         _attention,
         "Attention before and after training, in units of an equal share of what is in"
-        " sight (white), and what training changed: orange is looked at more, purple"
-        " less.",
+        " sight (white; grey is out of sight), and what training changed: orange is"
+        " looked at more, purple less.",
     ),
     "advantage": Picture(
         _advantage,
@@ -265,24 +276,35 @@ PICTURES = {
 # --- animation
 
 
-def animate(run: Run, folder: Path) -> dict[str, str]:
+def draw(run: Run, folder: Path, *, pdf: bool) -> dict[str, str]:
+    """Draws every picture of a run's snapshots, see `figures.save`."""
+    seen = snapshots(run)
+    pictures = {
+        name: Picture(functools.partial(picture.draw, seen=seen), picture.caption)
+        for name, picture in PICTURES.items()
+    }
+    return figures.save(pictures, run, folder, pdf=pdf) | animate(run, seen, folder)
+
+
+def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
     """Draws attention, advantage and values of some arms side by side, as a GIF.
 
     Args:
       run: with snapshots.
+      seen: from `snapshots`.
       folder: to write to.
 
     Returns:
       Name of the file -> its caption.
     """
-    seen = snapshots(run)
+    places = np.unique(np.linspace(0, len(seen.steps) - 1, _MOST_FRAMES).round())
     with matplotlib.rc_context(fname=figures.STYLE):
         figure, update = _animation(run, seen)
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(100)
         canvas.draw()  # once; of a frame only what moves
         still, frames = canvas.copy_from_bbox(figure.bbox), []
-        for place in range(len(seen.steps)):
+        for place in places.astype(int):
             canvas.restore_region(still)
             for artist in update(place):
                 figure.draw_artist(artist)
@@ -375,7 +397,8 @@ def _show(axis: Axes, values: np.ndarray, norm, colours: str):
     if len(values) <= 20:
         axis.set_xticks([])
         axis.set_yticks([])
-    return axis.imshow(values, norm=norm, cmap=colours, interpolation="nearest")
+    shades = matplotlib.colormaps[colours].with_extremes(bad="0.87")  # out of sight
+    return axis.imshow(values, norm=norm, cmap=shades, interpolation="nearest")
 
 
 def _name(axes: list[Axes], seen: Seen) -> None:

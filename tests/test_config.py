@@ -231,3 +231,29 @@ def test_each_task_has_fields_of_its_own():
     del config.task.stay, config.task.num_classes
     with pytest.raises(config_lib.ConfigError, match=r"task.num_classes: missing"):
         config_lib.check(config)
+
+
+@pytest.mark.parametrize(("field", "value"), [("fresh", True), ("batch_size", 2)])
+def test_the_toy_is_of_one_sequence(field, value):
+    config = config_lib.load(str(CONFIGS / "toy.py"))
+    config[field] = value
+    with pytest.raises(config_lib.ConfigError, match=f"{field}={value}: allowed with"):
+        config_lib.check(config)
+
+
+def test_names_of_arms_fit_a_table():
+    config = load()
+    with config.unlocked():
+        config.arms["a|b"] = config.arms.sgd
+    with pytest.raises(config_lib.ConfigError, match=r"arms='a\|b': allowed: letters"):
+        config_lib.check(config)
+
+
+def test_a_proof_has_no_other_wiring():
+    config = config_lib.load(str(CONFIGS / "gradients.py"))
+    config_lib.check_proof(config)
+    arm = next(iter(config.arms))
+    with config.unlocked():
+        config.arms[arm].value_norm = True
+    with pytest.raises(config_lib.ConfigError, match="value_norm=True: no such field"):
+        config_lib.check_proof(config)

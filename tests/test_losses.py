@@ -103,3 +103,16 @@ def test_shapes_that_do_not_fit_are_refused(case):
         losses.cross_entropy(logit, target, weight[:-1])
     with pytest.raises(AssertionError):
         losses.kl_to_bayes(logit[:, :-1], logit)
+
+
+def test_ties_are_hit_by_chance():
+    logit = jnp.log(
+        jnp.array([[0.5, 0.5, 0.0], [0.2, 0.2, 0.6], [1 / 3, 1 / 3, 1 / 3]])
+    )
+    target = jnp.array([1, 2, 0])
+    found = losses.tied_accuracy(logit, target)
+    assert found == pytest.approx((1 / 2 + 1 + 1 / 3) / 3, rel=1e-6)
+    weighted = losses.tied_accuracy(logit, target, jnp.array([0.0, 1.0, 0.0]))
+    assert weighted == 1
+    wrong = losses.tied_accuracy(logit, jnp.array([2, 0, 0]), jnp.array([1.0, 1, 0]))
+    assert wrong == 0

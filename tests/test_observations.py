@@ -19,6 +19,7 @@ def run(tmp_path_factory):
     config = config_lib.load("configs/toy.py:smoke")
     config.update({"seeds": SEEDS, "steps": STEPS, "eval_every": 1, "run_arms": ARMS})
     config.update({"snapshots": 6, "snapshot_seeds": (1,), "snapshot_length": LENGTH})
+    config.task.length = LENGTH
     step = np.arange(STEPS + 1)
     late = np.where(step < 8, 1.0, 0.0)
     early = np.where(step < 2, 1.0, 0.0)
@@ -56,13 +57,26 @@ def test_time_scales_tell_who_was_first(run):
     found = observations.of_arms(run)
     for share in observations.SHARES:
         sgd, norm, frozen = (found[arm]["time_scales"][share] for arm in ARMS)
-        assert sgd["frame"]["median"] == norm["precision"]["median"] == 2
-        assert sgd["precision"]["median"] == norm["frame"]["median"] == 8
-        assert sgd["precision_over_frame"]["median"] == 4
-        assert sgd["precision_over_frame"]["ci95"] == (4, 4)
+        for name in ("precision", "root"):
+            assert sgd["frame"]["median"] == norm[name]["median"] == 2
+            assert sgd[name]["median"] == norm["frame"]["median"] == 8
+            assert sgd[f"{name}_over_frame"]["median"] == 4
+            assert sgd[f"{name}_over_frame"]["ci95"] == (4, 4)
         assert (sgd["first"], norm["first"]) == ("frame", "precision")
         assert frozen["frame"]["median"] is frozen["precision"]["median"] is None
-        assert frozen["first"] == "undecided"
+        assert frozen["first"] == "none"
+
+
+def test_who_was_first_must_not_depend_on_the_scale(run):
+    """A divergence that is the square of the drift is neither first nor last."""
+    metrics, step = run.metrics.copy(), np.arange(STEPS + 1)
+    drift = np.tile(1 - step / STEPS, (3, SEEDS, 1))
+    metrics |= {"attention_drift": drift, "train_loss": drift**2}
+    found = observations.of_arms(run._replace(metrics=metrics))["sgd"]
+    half = found["time_scales"]["half"]
+    assert half["precision_over_frame"]["ci95"][1] < 1
+    assert half["root_over_frame"]["ci95"] == (1, 1)
+    assert half["first"] == "undecided"
 
 
 def test_the_three_observations(run):
@@ -90,7 +104,7 @@ def test_gate_and_spread_multiply_to_the_score_gradient(run):
 
 def test_the_report_opens_with_who_was_first(run):
     text = report.opening(run.summary)
-    assert "held by sgd (4 [4, 4]); reversed by layer_norm (0.25 [0.25, 0.25])" in text
+    assert "held by sgd (4 [4, 4]; 4 [4, 4]); reversed by layer_norm (0.25" in text
     found = run.summary["observations"]
     assert found["layer_norm"]["differs_in"] == "value_norm 1"
     assert found["random_frame"]["differs_in"] == "routing_rate 0"
@@ -115,9 +129,9 @@ def test_a_seed_that_diverged_is_left_out(run):
 
 def test_numbers_behind_frame_gate_and_arrival(run):
     frame = run_figures.frame_data(run)
-    np.testing.assert_allclose(frame["sgd"].frame.middle, np.arange(11) < 2)
-    assert (frame["sgd"].frame_half, frame["sgd"].precision_half) == (2, 8)
-    assert np.isnan(frame["random_frame"].frame.middle).all()
+    np.testing.assert_allclose(frame["sgd"].left["frame"].middle, np.arange(11) < 2)
+    assert frame["sgd"].half == {"frame": 2, "precision": 8, "root": 8}
+    assert np.isnan(frame["random_frame"].left["frame"].middle).all()
     gate = run_figures.gate_data(run)["sgd"]
     product = gate["gate"].middle * gate["advantage_spread"].middle
     np.testing.assert_allclose(gate["score_gradient"].middle, product)
@@ -162,12 +176,12 @@ def test_numbers_behind_the_maps(run):
 
 
 def test_values_of_all_arms_have_one_common_basis(run):
-    """In which each arm has the same say, however far its values go."""
+    """In which each arm's motion has the same say, however far its values go."""
     seen = snapshots.snapshots(run)
     far = seen._replace(value=seen.value * np.array([1, 100, 1])[:, None, None, None])
     for these in (seen, far):
         found = snapshots.plane(these)
-        clouds = these.value.reshape(3, -1, 3).astype(float)
+        clouds = (these.value - these.value[:, :1]).reshape(3, -1, 3).astype(float)
         clouds = clouds - clouds.mean(axis=1, keepdims=True)
         each = np.einsum("and,ane->ade", clouds, clouds)
         total = np.trace(each, axis1=1, axis2=2)
@@ -179,8 +193,28 @@ def test_values_of_all_arms_have_one_common_basis(run):
         np.testing.assert_allclose(found.share, share, rtol=1e-6)
 
 
+def test_an_arm_that_diverged_or_stands_still_has_no_say(run):
+    seen = snapshots.snapshots(run)
+    value = seen.value.copy()
+    value[1, -1] = np.nan
+    value[2] = value[2, :1]
+    found = snapshots.plane(seen._replace(value=value))
+    assert np.isnan(found.share[1:]).all()
+    alone = snapshots.plane(seen._replace(arms=["sgd"], value=value[:1]))
+    np.testing.assert_allclose(found.points[0], alone.points[0], rtol=1e-6)
+    narrow = snapshots.plane(seen._replace(value=value[:1, ..., :1], arms=["sgd"]))
+    assert narrow.points.shape[-1] == 2
+    assert narrow.share[0] == pytest.approx(1)
+
+
+def test_more_labels_than_colours_have_colours_of_their_own(run):
+    seen = snapshots.snapshots(run)
+    many = seen._replace(label=np.arange(16))
+    assert len(set(snapshots._position_colours(many))) == 16
+
+
 def test_the_animation_has_a_frame_for_each_snapshot(run, tmp_path):
-    drawn = snapshots.animate(run, tmp_path)
+    drawn = snapshots.animate(run, snapshots.snapshots(run), tmp_path)
     assert ": sgd, layer_norm" in drawn["motion.gif"]
     with PIL.Image.open(tmp_path / "motion.gif") as animation:
         assert animation.n_frames == 6

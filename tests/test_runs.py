@@ -242,9 +242,43 @@ def test_a_run_is_drawn_again_from_its_directory(run):
     assert "http" not in page
     for needed in ("<h1", "<table>", "Frame and precision", "addEventListener"):
         assert needed in page
+    # What is there is drawn again, and what is no longer drawn is gone.
+    (run.path / "figures" / "old.png").write_text("")
+    (run.path / "report.html").write_text("")
+    launch.redraw(run.path, launch.Output(figures=True, pdf=False, html=False))
+    assert sorted(p.name for p in (run.path / "figures").iterdir()) == sorted(PICTURES)
+    assert (run.path / "report.html").read_text() == page
     (run.path / "summary.json").unlink()
     with pytest.raises(runs.RunError, match="not finished"):
         launch.redraw(run.path, launch.Output(True, False, False))
+
+
+def test_a_run_of_before_there_was_so_much_to_see_is_still_drawn(run):
+    """Its curves and tables; of what it did not keep nothing."""
+    names = (*trajectory.CURVES, *trajectory.TRAITS, *trajectory.SNAPSHOTS)
+    metrics = {n: a for n, a in run.metrics.items() if n not in names}
+    old = run._replace(metrics=metrics)
+    old = old._replace(summary=report.summarise(old, {"compile": 1.0, "run": 2.0}))
+    assert old.summary["observations"] is None
+    drawn = run_figures.draw(old, run.path / "old")
+    assert list(drawn) == ["curves.png", "final.png", "arrival.png"]
+    assert "Frame" not in report.markdown(old.summary, drawn)
+
+
+def test_numbers_do_not_hang_on_drawing(tmp_path, config, result, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run_figures, "draw", fail)
+    wall, output = {"compile": 1.0, "run": 2.0}, launch.Output(True, False, False)
+    with pytest.raises(ZeroDivisionError):
+        launch._write(config, tmp_path, result, wall, output)
+    assert runs.load(tmp_path).summary["complete"]
+    assert (tmp_path / "report.md").exists()
+
+
+def test_a_page_s_title_is_text(tmp_path):
+    assert "<title>a&lt;b&gt; &amp; c</title>" in html.page("# a<b> & c\n", tmp_path)
 
 
 def test_a_page_without_its_picture_is_an_error(tmp_path):

@@ -27,13 +27,10 @@ def trail_of(params, steps, seed=0, scale=0.3):
     return jax.tree.map(path, params)
 
 
-@functools.partial(jax.jit, static_argnames=("value_norm", "snapshots"))
-def look(trail, batch, value_norm=False, snapshots=()):
-    mask = attention.causal_mask(LENGTH)
-    key = jax.random.key(0)
-    return trajectory.look(
-        trail, batch, mask, key, value_norm=value_norm, snapshots=snapshots
-    )
+@functools.partial(jax.jit, static_argnames="value_norm")
+def look(trail, batch, value_norm=False):
+    mask, key = attention.causal_mask(LENGTH), jax.random.key(0)
+    return trajectory.look(trail, batch, mask, key, value_norm=value_norm)
 
 
 @pytest.mark.parametrize("value_norm", [False, True])
@@ -43,11 +40,13 @@ def test_gradients_are_those_of_each_query_s_own_loss(value_norm):
     weights = jnp.arange(1.0, LENGTH + 1)
     batch = Batch(inputs, targets, weights)
     trail = trail_of(params, 4)
-    seen = look(trail, batch, value_norm, snapshots=(0, 3))
+    seen = look(trail, batch, value_norm)
     assert set(seen.curves) == set(trajectory.CURVES)
     assert set(seen.traits) == set(trajectory.TRAITS)
-    assert tuple(seen.snapshots) == tuple(sorted(trajectory.SNAPSHOTS))
     mask = attention.causal_mask(LENGTH)
+    at = jax.tree.map(lambda leaf: leaf[jnp.array([0, 3])], trail)
+    pictured = trajectory.picture(at, batch, mask, value_norm=value_norm)
+    assert set(pictured) == set(trajectory.SNAPSHOTS)
     for place, index in enumerate((0, 3)):
         now = jax.tree.map(lambda leaf, i=index: leaf[i], trail)
         f = attention.forward(now, inputs, mask, value_norm=value_norm)
@@ -64,7 +63,7 @@ def test_gradients_are_those_of_each_query_s_own_loss(value_norm):
         }
         for name, value in expected.items():
             assert seen.curves[name][index] == pytest.approx(float(value), rel=1e-4)
-        kept = {name: array[place] for name, array in seen.snapshots.items()}
+        kept = {name: array[place] for name, array in pictured.items()}
         advantage = laws.advantage(
             kept["attention"], laws.compatibility(kept["upstream"], kept["value"])
         )
@@ -106,6 +105,9 @@ def test_what_has_no_answer_is_nan_and_the_rest_is_not():
         *("query_key_alignment", "value_dimension"),
     }
     np.testing.assert_allclose(curves["relative_entropy"], 1, atol=1e-6)
+    # Equal shares are equal use, though a causal mask lets none but one see the last.
+    np.testing.assert_allclose(curves["usage_entropy"], 1, atol=1e-6)
+    np.testing.assert_allclose(curves["usage_gini"], 0, atol=1e-6)
     lost = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), nothing)
     curves = look(lost, Batch(inputs, targets)).curves
     assert all(np.isnan(curve[1]) for curve in curves.values())

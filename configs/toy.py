@@ -2,6 +2,10 @@
 
 python scripts/train.py --config=configs/toy.py         # 16 seeds, 9 arms
 python scripts/train.py --config=configs/toy.py:smoke   # seconds
+
+Expected (results/toy/report.md): the entropy of attention falls from 0.75 of what it
+could be to 0.35 with sgd; 0.79 of the values' motion is along two axes, of random walks
+in the read-out's span 0.70; the loss rises at 0.3 of 50 evaluations.
 """
 
 from ml_collections import ConfigDict

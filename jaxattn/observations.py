@@ -101,7 +101,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         entry["above_readout_walk"] = _difference(
             of_arm["path_share"], of_arm["readout_walk_share"]
         )
-        entry["log_ratio"] = _slowed(of_arm)
+        entry["log_ratio"] = _log_ratios(of_arm)
         entry["time_scales"] = {
             name: _time_scales(time_scales(run, row, share))
             for name, share in SHARES.items()
@@ -145,7 +145,7 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
     return {name: np.where(finite, values, np.nan) for name, values in found.items()}
 
 
-def _slowed(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
+def _log_ratios(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
     """Logs of gradients and factors at the end over those at the start.
 
     Of logs the mean is that of a ratio (geometric), and gate and spread add up. A seed
@@ -219,21 +219,13 @@ def _time_scales(found: TimeScales) -> dict[str, Any]:
 def _differing(arms: dict[str, dict], arm: str, baseline: str) -> str:
     """What an arm's fields are where they are not those of the baseline."""
     mine, theirs = arms[arm], arms[baseline]
-    found = {name: value for name, value in mine.items() if theirs.get(name) != value}
-    gone = [
-        f"no {name}"
-        for name in theirs
-        if name not in mine and mine["schedule"] == theirs["schedule"]
-    ]
-    return ", ".join(
-        [
-            *gone,
-            *(
-                str(value) if isinstance(value, str) else f"{name} {value:g}"
-                for name, value in found.items()
-            ),
-        ]
-    )
+    parts = []
+    if mine["schedule"] == theirs["schedule"]:
+        parts = [f"no {name}" for name in theirs if name not in mine]
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            parts.append(value if isinstance(value, str) else f"{name} {value:g}")
+    return ", ".join(parts)
 
 
 def _difference(values: np.ndarray, others: np.ndarray) -> dict[str, Any]:

@@ -836,9 +836,8 @@ def _seed_key(config: ConfigDict, seed_id: jax.Array) -> jax.Array:
 
 def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
     key = _seed_key(config, seed_id)
-    if (
-        config.task.get("embedding_seed", -1) >= 0
-    ):  # one for all seeds, with an id of none of them
+    if config.task.get("embedding_seed", -1) >= 0:
+        # One for all seeds, with an id of none of them.
         root = jax.random.key(config.task.embedding_seed)
         key = jax.random.fold_in(root, np.uint32(2**32 - 1))
     return catalogue.TASKS[config.task.name].build(

@@ -436,9 +436,9 @@ def terminal(summary: dict[str, Any]) -> str:
     if summary["observations"] is not None:
         blocks += [
             "Entropy of attention (1: equal shares); share of the values' motion along"
-            " PC1\n+ PC2 (of random walks in the read-out's span); how often the loss"
-            " rose; how many\ntimes as long as attention the root of precision took to"
-            " half of its way, medians",
+            "\nPC1 + PC2 (of random walks in the read-out's span); how often the loss"
+            " rose;\nhow many times as long as attention the root of precision took to"
+            " half of\nits way, medians",
             text_table(_short_table(summary["observations"])),
         ]
     blocks.append(flag_block(summary))

@@ -285,11 +285,11 @@ def test_em_on_several_sequences_a_step_and_seeds_side_by_side():
 def test_a_diverging_arm_leaves_the_others_alone():
     wild = run(small_config(**{"arms.sgd_matched.learning_rate": 1e30}))
     tame = run(small_config())
-    assert not np.isfinite(wild.curves["train_loss"][1, :, -1]).any()
-    assert (wild.diverged_step[0] == -1).all()
-    assert (wild.diverged_step[1] > 0).all()
+    assert not np.isfinite(wild.curves["train_loss"][0, :, -1]).any()
+    assert (wild.diverged_step[1] == -1).all()
+    assert (wild.diverged_step[0] > 0).all()
     for name, curve in tame.curves.items():
-        np.testing.assert_array_equal(wild.curves[name][0], curve[0])
+        np.testing.assert_array_equal(wild.curves[name][1], curve[1])
 
 
 def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
@@ -298,8 +298,8 @@ def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
     result = run(config)
     at_rest = run(small_config(**fresh, **{"arms.sgd.learning_rate": 0.0}))
     # Nothing is learned, yet the loss moves: other sequences.
-    assert len(np.unique(at_rest.curves["train_loss"][0, 0, 1:])) == 3
-    assert len(np.unique(at_rest.curves["heldout_loss"][0, 0])) == 1
+    assert len(np.unique(at_rest.curves["train_loss"][1, 0, 1:])) == 3
+    assert len(np.unique(at_rest.curves["heldout_loss"][1, 0])) == 1
     assert_same_bits(result.curves, run(config).curves)
 
 
@@ -395,13 +395,13 @@ def test_a_diverging_seed_leaves_the_others_alone():
 def test_the_step_of_divergence_does_not_depend_on_when_one_looks():
     changes = {"arms.sgd_matched.learning_rate": 100.0, "seeds": 4}
     often, seldom = (run(small_config(eval_every=e, **changes)) for e in (1, 20))
-    since = often.diverged_step[1]
+    since = often.diverged_step[0]
     assert len(np.unique(since)) > 1  # each seed has its own
     assert (since > 0).all()
     assert (since < 20).all()
     np.testing.assert_array_equal(seldom.diverged_step, often.diverged_step)
     for seed, step in enumerate(since):
-        curve = often.curves["train_loss"][1, seed]
+        curve = often.curves["train_loss"][0, seed]
         assert np.isfinite(curve[:step]).all()
         assert not np.isfinite(curve[step + 1 :]).any()
 

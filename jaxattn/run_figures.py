@@ -272,26 +272,30 @@ def _frame(run: Run) -> Figure:
         "root": ("its square root", "C1", "--"),
     }
     for axis, (arm, way) in zip(axes, data.items(), strict=True):
-        for name, (label, colour, line) in styles.items():
-            style = {"color": colour, "linestyle": line, "label": label}
-            figures.shade(axis, step, way.left[name], **style)
+        _panel(axis, arm, step, way.left, styles)
+        for name, (_, colour, _) in styles.items():
+            face = "white" if name == "root" else colour
+            marker = {"marker": "o", "markersize": 5, "markerfacecolor": face}
             if way.half[name] is not None:
-                face = "white" if name == "root" else colour
-                axis.plot(
-                    *(way.half[name], 0.5),
-                    *("o",),
-                    color=colour,
-                    markerfacecolor=face,
-                    markersize=5,
-                )
+                axis.plot(way.half[name], 0.5, color=colour, **marker)
         if np.isnan(way.left["frame"].middle).all():
-            axis.text(0.97, 0.93, "attention does not move", **_corner(axis))
-        axis.set_title(arm)
-        axis.set_xlim(0, step[-1])
+            lost = run.summary["arms"][arm]["diverged"] == run.summary["seeds"]
+            text = "diverged" if lost else "attention does not move"
+            axis.text(0.97, 0.93, text, **_corner(axis))
     axes[0].set_ylim(-0.12, 1.12)
     figures.name_axes(axes, "step", "share of the way left")
     figures.legend(figure, axes[0], f"{_of_seeds(run)}; of those that came along")
     return figure
+
+
+def _panel(axis: Axes, arm: str, step: np.ndarray, bands: dict, styles: dict) -> None:
+    """Some curves of an arm; styles are (label, colour, line) by the curve's name."""
+    for name, (label, colour, line) in styles.items():
+        figures.shade(
+            axis, step, bands[name], color=colour, linestyle=line, label=label
+        )
+    axis.set_title(arm)
+    axis.set_xlim(0, step[-1])
 
 
 def gate_data(run: Run) -> dict[str, dict[str, Band]]:
@@ -324,12 +328,7 @@ def _gate(run: Run) -> Figure:
         "value_gradient": ("value gradient", "C1", "--"),
     }
     for axis, (arm, bands) in zip(axes, data.items(), strict=True):
-        for name, (label, colour, line) in styles.items():
-            figures.shade(
-                axis, step, bands[name], color=colour, linestyle=line, label=label
-            )
-        axis.set_title(arm)
-        axis.set_xlim(0, step[-1])
+        _panel(axis, arm, step, bands, styles)
     middles = np.concatenate(
         [band.middle for bands in data.values() for band in bands.values()]
     )

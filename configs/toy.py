@@ -3,9 +3,9 @@
 python scripts/train.py --config=configs/toy.py         # 12 seeds, 8 arms
 python scripts/train.py --config=configs/toy.py:smoke   # seconds
 
-Expected (results/toy/report.md), sgd: the entropy of attention falls from 0.75 of what it
-could be to 0.34; 0.77 of the values' motion is along two axes, of random walks in the
-read-out's span 0.69; the loss rises at 0.2 of 50 evaluations.
+Expected (results/toy/report.md), sgd: the entropy of attention falls from 0.75 of what
+it could be to 0.34; 0.77 of the values' motion is along two axes, of random walks in
+the read-out's span 0.69; the loss rises at 0.2 of 50 evaluations.
 """
 
 from ml_collections import ConfigDict

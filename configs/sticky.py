@@ -1,7 +1,7 @@
 """The sticky chain: SGD and EM on one sequence, against exact Bayes.
 
     python scripts/train.py --config=configs/sticky.py          # 8 seeds, 4 arms
-    python scripts/train.py --config=configs/sticky.py:full     # 32 seeds, all arms
+    python scripts/train.py --config=configs/sticky.py:full     # 32 seeds, 9 arms
     python scripts/train.py --config=configs/sticky.py:online   # fresh sequences
     python scripts/train.py --config=configs/sticky.py:frame    # two time scales
     python scripts/train.py --config=configs/sticky.py:parity   # the authors' way

@@ -120,7 +120,7 @@ FIELDS: dict[str, Rule] = {
     "batch_size": _whole(1, 100_000),
     "fresh": _FLAG,
     "gradient": _one_of(schedules.GRADIENTS),
-    "diagnostics_length": _whole(2, 10_000),
+    "diagnostics_length": _whole(0, 10_000),  # 0: none
     "snapshot_seeds": _wholes(0),
     "snapshots": _whole(2, 10_000),
     "snapshot_length": _whole(1, 10_000),

@@ -89,7 +89,7 @@ class Kept(NamedTuple):
     # (arm, seed): the last step after which all weights were finite, if the next undid
     # it; or where a metric was not finite, if that was before; -1: neither.
     diverged_step: np.ndarray
-    # What `trajectory.look` saw beside curves; none of a grid.
+    # What `trajectory.look` saw beside curves, if anything.
     traits: dict[str, np.ndarray]  # (arm, seed)
     # (arm, snapshot seed, snapshot, ...), of the snapshot seeds that are among these.
     snapshots: dict[str, np.ndarray]
@@ -100,7 +100,8 @@ class Round(NamedTuple):
 
     step: np.ndarray  # steps done, a scalar
     states: dict[str, schedules.State]  # by arm; leaves lead with slot, and point
-    # Of every evaluation so far the weights by arm, lead with slot; none of a grid.
+    # Of every evaluation so far the weights by arm, lead with slot; none of a grid, or
+    # if nothing is looked at.
     trail: tuple[dict[str, Params], ...]
     kept: Kept
 
@@ -118,7 +119,7 @@ class Result(NamedTuple):
 
     step: np.ndarray  # (evaluation,)
     kept: Kept  # of all seeds
-    allowed: np.ndarray | None  # (n, n) boolean, of what was looked at; None of a grid
+    allowed: np.ndarray | None  # (n, n) boolean, of snapshots; None without any
 
 
 class Sweep(NamedTuple):
@@ -127,7 +128,7 @@ class Sweep(NamedTuple):
     config: ConfigDict
     plan: Plan
     states: dict[str, schedules.State]  # arm -> shapes of a seed's
-    seen: trajectory.Seen | None  # shapes of a seed's; None of a grid
+    seen: trajectory.Seen | None  # shapes of a seed's; None if nothing is looked at
     snapshots: dict[str, tuple[int, ...]]  # likewise; empty if there are none
     begin: Callable  # ids -> problems, initial states by structure; lead with slot
     train: dict[schedules.Structure, Callable]  # -> states, last finite step
@@ -339,7 +340,7 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     """What is kept of a finished run."""
     config = sweep.config
     allowed = None
-    if sweep.seen is not None:
+    if sweep.snapshots:
         length = _shown_length(config, config.snapshot_length)
         mask = head_mask(config, length)
         allowed = np.ones((length, length), bool) if mask is None else mask
@@ -464,7 +465,7 @@ def _record(
     since = np.where((since < 0) & ~finite, np.int32(round_.step), since)
 
     trail = round_.trail
-    if sweep.seen is not None:
+    if sweep.seen is not None or sweep.snapshots:
         trail += ({arm: round_.states[arm].params for arm in config.run_arms},)
     kept = round_.kept._replace(curves=curves, diverged_step=since.astype(np.int32))
     return round_._replace(trail=trail, kept=kept)
@@ -473,24 +474,22 @@ def _record(
 def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
     """Keeps what is to be seen of a finished round along its way."""
     config, kept = sweep.config, round_.kept
-    if sweep.seen is None:
-        return round_
-    ids, count = _slots(sweep.plan, kept.seeds), len(kept.seeds)
-    shown, of_bayes = _shown(config, problems, config.diagnostics_length)
-    found = [
-        sweep.look[_structure(config, arm).value_norm](
-            (), ids, _way(round_, arm), shown, of_bayes
+    if sweep.seen is not None:
+        ids, count = _slots(sweep.plan, kept.seeds), len(kept.seeds)
+        shown, of_bayes = _shown(config, problems, config.diagnostics_length)
+        found = [
+            sweep.look[_structure(config, arm).value_norm](
+                (), ids, _way(round_, arm), shown, of_bayes
+            )
+            for arm in config.run_arms
+        ]
+        seen = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
+        seen = jax.tree.map(
+            lambda leaf: np.swapaxes(leaf[:count], 0, 1), processes.gather(seen)
         )
-        for arm in config.run_arms
-    ]
-    seen = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
-    seen = jax.tree.map(
-        lambda leaf: np.swapaxes(leaf[:count], 0, 1), processes.gather(seen)
-    )
-    kept = kept._replace(curves=kept.curves | seen.curves, traits=seen.traits)
+        kept = kept._replace(curves=kept.curves | seen.curves, traits=seen.traits)
     if sweep.snapshots:
-        pictures = _pictures(sweep, round_, problems)
-        kept = kept._replace(snapshots=pictures)
+        kept = kept._replace(snapshots=_pictures(sweep, round_, problems))
     return round_._replace(kept=kept)
 
 
@@ -914,7 +913,8 @@ def _seed_bytes(config: ConfigDict) -> int:
         for function, shared, *own in _programs(config, problem, states).values()
     ]
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
-    if points(config) is None:  # weights at every evaluation
+    if config.get("diagnostics_length") or snapshot_indices(config):
+        # Weights at every evaluation.
         held += [problem.params] * (
             len(evaluation_steps(config)) * len(config.run_arms)
         )
@@ -925,7 +925,7 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
     """What a sweep compiles, each as (function, shared, *of one seed), see `_lower`.
 
     By kind and what it is for: ("begin", None), ("train", structure), ("evaluate",
-    whether values have a norm), without a grid ("look", the same), and for snapshots
+    whether values have a norm), for diagnostics ("look", the same), and for snapshots
     ("picture", the same), which is of one seed alone. The shapes are from `_shapes`.
     """
     ids, step = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
@@ -940,7 +940,7 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
         evaluate = functools.partial(_evaluate_points, config, norm)
         shared = step, _fresh(config)
         programs["evaluate", norm] = evaluate, shared, ids, params, problem
-        if points(config) is None:
+        if config.get("diagnostics_length"):
             own = ids, _stacked(problem.params, len(evaluation_steps(config)))
             own += _shown_shapes(config, problem, config.diagnostics_length)
             programs["look", norm] = functools.partial(_look, config, norm), (), *own

@@ -23,10 +23,12 @@ def _library_promotion():
 def small_config(**changes):
     """Two arms that share a program, unless told otherwise: compiling is what takes.
 
-    Not in the order of the alphabet, in which JAX gives back what is in a dict.
+    Not in the order of the alphabet, in which JAX gives back what is in a dict; looked
+    at by those tests alone that say so.
     """
     config = config_lib.load(f"{CONFIG}:smoke")
-    config.update_from_flattened_dict({"run_arms": ("sgd_matched", "sgd")} | changes)
+    fields = {"run_arms": ("sgd_matched", "sgd"), "snapshot_seeds": ()}
+    config.update_from_flattened_dict(fields | {"diagnostics_length": 0} | changes)
     config_lib.check(config)
     return config
 
@@ -108,7 +110,7 @@ def test_batches_sharded_over_devices_give_the_same_run(devices, together):
 )
 def test_going_on_with_other_workers_changes_nothing(before, after):
     """A round of 4 becomes one of 3 and one of 1, and so on; stopped twice."""
-    config = small_config(seeds=5, snapshot_seeds=(1, 4))
+    config = small_config(seeds=5, snapshot_seeds=(1, 4), diagnostics_length=20)
     first, second = (build(config, workers) for workers in (before, after))
     carry = sweep.start()
     for program, other in ((first, second), (second, first)):
@@ -125,7 +127,8 @@ def test_memory_is_given_to_rounds_not_to_seeds():
     """States are of one round, however many seeds; of the others metrics are kept."""
 
     def largest(seeds):
-        config = small_config(seeds=seeds, steps=10, snapshot_seeds=(0,))
+        watched = {"snapshot_seeds": (0,), "diagnostics_length": 20}
+        config = small_config(seeds=seeds, steps=10, **watched)
         program = build(config, workers=2)
         carry, sizes = sweep.start(), []
         while not sweep.is_done(config, carry):
@@ -161,7 +164,9 @@ def compilations(function):
 )
 def test_compiles_once_for_each_structure_and_never_again(make):
     """Beside training: drawing, evaluating, without a grid looking and pictures."""
-    few, many = (globals()[make](seeds=seeds) for seeds in (2, 5))
+    watched = {"snapshot_seeds": (0,), "diagnostics_length": 20}
+    changes = watched if make == "small_config" else {}
+    few, many = (globals()[make](seeds=seeds, **changes) for seeds in (2, 5))
     structures = len({config_lib.structure(few.arms[a]) for a in few.run_arms})
     built = [compilations(lambda c=c: build(c, workers=2)) for c in (few, many)]
     others = 4 if make == "small_config" else 2
@@ -249,15 +254,21 @@ def test_what_is_kept_along_the_way_is_what_the_weights_say():
         assert all(np.isfinite(array).all() for array in found.values())
 
 
-def test_nothing_is_pictured_of_no_seed_and_nothing_looked_at_of_a_grid():
-    program = build(small_config(steps=10, snapshot_seeds=()))
-    assert program.picture == {}
-    kept = go_on(program, sweep.start())
-    assert kept.snapshots == {}
-    assert np.isfinite(kept.curves["gate"]).all()
+def test_what_is_not_asked_for_is_not_looked_at():
+    for wanted in ({}, {"snapshot_seeds": (1,)}, {"diagnostics_length": 20}):
+        program = build(small_config(steps=10, **wanted))
+        kept = go_on(program, sweep.start())
+        assert (
+            bool(kept.snapshots)
+            == bool(program.picture)
+            == ("snapshot_seeds" in wanted)
+        )
+        looked = "diagnostics_length" in wanted
+        assert bool(program.look) == bool(kept.traits) == looked
+        assert ("gate" in kept.curves) == looked
+        assert all(np.isfinite(curve).all() for curve in kept.curves.values())
     program = build(small_grid(seeds=2))
-    assert program.look == {}
-    assert program.seen is None
+    assert program.look == program.picture == {}
 
 
 @pytest.mark.parametrize("gradient", ["laws", "autodiff"])

@@ -254,6 +254,7 @@ def test_what_is_kept_along_the_way_is_what_the_weights_say():
         assert all(np.isfinite(array).all() for array in found.values())
 
 
+@pytest.mark.slow
 def test_what_is_not_asked_for_is_not_looked_at():
     for wanted in ({}, {"snapshot_seeds": (1,)}, {"diagnostics_length": 20}):
         program = build(small_config(steps=10, **wanted))

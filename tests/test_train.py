@@ -283,7 +283,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     tmp_path, whole
 ):
     """Files may be no longer than a little more than the first checkpoint."""
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     become = f"import os, resource, sys; {limit}; os.execv(sys.argv[1], sys.argv[1:])"
     arguments = (*LONG, f"--workdir={tmp_path / 'run'}", "--nocache")
     done = subprocess.run(

@@ -1,5 +1,6 @@
 """What every picture shares: style, colours, bands, scales, small multiples."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,13 +186,10 @@ def divided(figure, count: int, columns: int, *, share: bool = True) -> list[Axe
 
 def name_axes(axes: Sequence[Axes], x: str, y: str) -> None:
     """Names the axes of small multiples where no other lies below or to the left."""
-    for axis in axes:
-        place = axis.get_subplotspec()
+    places = [axis.get_subplotspec() for axis in axes]
+    spots = {(place.rowspan.start, place.colspan.start) for place in places}
+    for axis, place in zip(axes, places, strict=True):
         below = place.rowspan.stop, place.colspan.start
-        spots = [
-            (a.get_subplotspec().rowspan.start, a.get_subplotspec().colspan.start)
-            for a in axes
-        ]
         if below not in spots:
             axis.set_xlabel(x)
         if place.is_first_col():
@@ -213,6 +211,12 @@ def dots(
 
 def colours(arms: Sequence[str]) -> list[str]:
     """A colour for each arm."""
-    cycle = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
-    names = cycle["axes.prop_cycle"].by_key()["color"]
+    names = _cycle()
     return [names[index % len(names)] for index in range(len(arms))]
+
+
+@functools.cache
+def _cycle() -> list[str]:
+    """The colours of the style, read once."""
+    style = matplotlib.rc_params_from_file(STYLE, use_default_template=False)
+    return style["axes.prop_cycle"].by_key()["color"]

@@ -154,12 +154,7 @@ def redraw(path: Path, output: Output) -> list[Path]:
     Raises:
       RunError: it is no finished run, or cannot be written.
     """
-    run = runs.load(path)
-    if run.summary is None:
-        raise runs.RunError(
-            f"run={str(path)!r}: not finished, it has no summary.json; allowed: to run"
-            " the command that made it again"
-        )
+    run = runs.load_finished(path)
     wall = run.summary["wall_seconds"]
     # A page that is there would else tell of older tables.
     output = output._replace(html=output.html or (path / "report.html").exists())

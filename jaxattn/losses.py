@@ -152,4 +152,5 @@ def tied_accuracy(
     best = logit >= jnp.max(logit, axis=1, keepdims=True) - 1e-6
     hit = jnp.take_along_axis(best, target[:, None], axis=1)[:, 0]
     chance = jnp.where(hit, 1 / jnp.sum(best, axis=1).astype(logit.dtype), 0)
+    chance = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, chance)
     return jnp.vdot(position_shares(weight, len(logit), logit.dtype), chance)

@@ -13,18 +13,19 @@ import numpy as np
 from jaxattn import laws, stats
 from jaxattn.runs import Run
 from jaxattn.tasks import catalogue
+from jaxattn.trajectory import TRAITS
 
 # Of the way from the first value to the last.
 SHARES = {"half": 0.5, "most": 0.9}
+
+# What drives routing: a gradient, its two factors, and the one without a gate.
+DRIVES = ("score_gradient", "gate", "advantage_spread", "value_gradient")
 
 # In summary.json at the first and the last evaluation.
 FROM_TO = (
     "train_loss",
     "relative_entropy",
-    "score_gradient",
-    "gate",
-    "advantage_spread",
-    "value_gradient",
+    *DRIVES,
     "usage_gini",
     "specialisation",
     "key_orthogonality",
@@ -132,8 +133,7 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
     for name in FROM_TO:
         found[f"{name}_start"] = run.metrics[name][..., 0]
         found[f"{name}_end"] = run.metrics[name][..., -1]
-    for name in ("path_share", "walk_share", "readout_walk_share"):
-        found[name] = run.metrics[name]
+    found |= {name: run.metrics[name] for name in TRAITS}
     same = "heldout_loss" if run.config["config"]["fresh"] else "train_loss"
     loss = np.asarray(run.metrics[same], np.float64)
     change = np.diff(loss, axis=-1)
@@ -151,15 +151,14 @@ def _log_ratios(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
     Of logs the mean is that of a ratio (geometric), and gate and spread add up. A seed
     of which one is 0, as where a gate is shut, is left out of all.
     """
-    names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
     ends = np.array(
-        [[of_arm[f"{n}_{when}"] for n in names] for when in ("start", "end")]
+        [[of_arm[f"{n}_{when}"] for n in DRIVES] for when in ("start", "end")]
     )
     known = (ends > 0).all(axis=(0, 1))  # the same seeds of each
     start, end = np.log(np.where(known, ends, np.nan))
     return {
         name: stats.estimate(values)._asdict()
-        for name, values in zip(names, end - start, strict=True)
+        for name, values in zip(DRIVES, end - start, strict=True)
     }
 
 

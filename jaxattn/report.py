@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxattn import observations, stats
+from jaxattn import observations, stats, sweep
 from jaxattn.runs import Run, differing
 from jaxattn.sweep import METRICS
 from jaxattn.tasks import catalogue
@@ -225,11 +225,9 @@ def flags(
 
 def looked_at(run: Run) -> dict[str, Any]:
     """On what diagnostics are: which sequence, and how many of its positions."""
-    config, task = run.config["config"], task_of(run)
-    positions = task.positions(ConfigDict(config["task"]))
-    if task.causal:
-        positions = min(positions, config.get("diagnostics_length", positions))
-    sequence = {"heldout": "held-out", "train": "training"}[task.shown]
+    config = ConfigDict(run.config["config"])
+    positions = sweep.shown_length(config, config.get("diagnostics_length", 0))
+    sequence = {"heldout": "held-out", "train": "training"}[task_of(run).shown]
     return {"sequence": sequence, "positions": positions}
 
 
@@ -715,9 +713,9 @@ def _median(value: dict[str, Any], *, interval: bool = False) -> str:
 
 def _gate_table(found: dict[str, Any]) -> list[list[str]]:
     rows = [["arm", "score gradient", "gate", "spread", "value gradient"]]
-    names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
     for arm, entry in found.items():
-        rows.append([arm, *(_from_log(entry["log_ratio"][name]) for name in names)])
+        ratios = (entry["log_ratio"][name] for name in observations.DRIVES)
+        rows.append([arm, *map(_from_log, ratios)])
     return rows
 
 

@@ -303,7 +303,7 @@ def gate_data(run: Run) -> dict[str, dict[str, Band]]:
 
     Geometric means over seeds of which none of them was ever 0.
     """
-    names = ("score_gradient", "gate", "advantage_spread", "value_gradient")
+    names = observations.DRIVES
     found = {}
     for row, arm in enumerate(run.config["config"]["run_arms"]):
         curves = np.array([run.metrics[name][row] for name in names], np.float64)

@@ -372,6 +372,21 @@ def load(path: Path | str) -> Run:
     return Run(path, config, axes, metrics, summary)
 
 
+def load_finished(path: Path | str) -> Run:
+    """Reads a run directory with its summary.
+
+    Raises:
+      RunError: it is not one, or the run is not finished.
+    """
+    run = load(path)
+    if run.summary is None:
+        raise RunError(
+            f"run={str(run.path)!r}: not finished, it has no summary.json; allowed:"
+            " to run the command that made it again"
+        )
+    return run
+
+
 def describe(config: ConfigDict) -> dict[str, Any]:
     """All that a run's numbers depend on: config, versions, device, code, generator."""
     devices = jax.devices()

@@ -128,7 +128,7 @@ def _attention(run: Run, seen: Seen) -> Figure:
         for axis, (title, values) in zip(axes, drawn.items(), strict=True):
             image = _show(axis, values, _RELATIVE, colours)
             axis.set_title(title, fontsize=9)
-        _name(axes, seen)
+        figures.name_axes(axes, _source(seen), _QUERY)
         bar = part.colorbar(image, ax=part.axes, shrink=0.8, aspect=20, extend="both")
         _times(bar, label)
     figure.suptitle(_title(run, seen, "Attention"), fontsize=10)
@@ -401,10 +401,6 @@ def _show(axis: Axes, values: np.ndarray, norm, colours: str):
     return axis.imshow(values, norm=norm, cmap=shades, interpolation="nearest")
 
 
-def _name(axes: list[Axes], seen: Seen) -> None:
-    figures.name_axes(axes, _source(seen), _QUERY)
-
-
 def _source(seen: Seen) -> str:
     return "source, by label" if seen.by_label else "source"
 
@@ -417,6 +413,6 @@ def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
 
 
 def _title(run: Run, seen: Seen, what: str) -> str:
-    where = {"heldout": "held-out", "train": "training"}[report.task_of(run).shown]
+    where = report.looked_at(run)["sequence"]
     seed = run.axes["coordinates"]["snapshot_seed"][0]
     return f"{what}; first {len(seen.label)} {where} positions, seed {seed}"

@@ -341,7 +341,7 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     config = sweep.config
     allowed = None
     if sweep.snapshots:
-        length = _shown_length(config, config.snapshot_length)
+        length = shown_length(config, config.snapshot_length)
         mask = head_mask(config, length)
         allowed = np.ones((length, length), bool) if mask is None else mask
     return Result(evaluation_steps(config), _join(config, carry.done), allowed)
@@ -479,7 +479,7 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
         shown, of_bayes = _shown(config, problems, config.diagnostics_length)
         found = [
             sweep.look[_structure(config, arm).value_norm](
-                (), ids, _way(round_, arm), shown, of_bayes
+                (), ids, _way(round_.trail, arm), shown, of_bayes
             )
             for arm in config.run_arms
         ]
@@ -493,9 +493,9 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
     return round_._replace(kept=kept)
 
 
-def _way(round_: Round, arm: str) -> Params:
-    """Weights of an arm at every evaluation, (slot, evaluation, ...)."""
-    ways = [evaluation[arm] for evaluation in round_.trail]
+def _way(trail: Sequence[dict[str, Params]], arm: str) -> Params:
+    """Weights of an arm at some evaluations, (slot, evaluation, ...)."""
+    ways = [evaluation[arm] for evaluation in trail]
     return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *ways)
 
 
@@ -507,20 +507,21 @@ def _pictures(sweep: Sweep, round_: Round, problems: Problem) -> dict[str, np.nd
     config, slots = sweep.config, sweep.plan.slots
     shown, _ = _shown(config, problems, config.snapshot_length)
     places = np.flatnonzero(_pictured(config, round_.kept.seeds))
+    if len(places) == 0:
+        return round_.kept.snapshots
     owner, slot = np.divmod(places, slots)
     shape = len(places), len(config.run_arms)
     drawn = {
         name: np.zeros((*shape, *rest), np.float32)
         for name, rest in sweep.snapshots.items()
     }
-    when = snapshot_indices(config)
+    trail = [round_.trail[index] for index in snapshot_indices(config)]
     for row, arm in enumerate(config.run_arms):
-        way = _way(round_, arm)
+        way = _way(trail, arm)
         for number in np.flatnonzero(owner == jax.process_index()):
             own = jax.tree.map(lambda leaf, s=slot[number]: leaf[s], (way, shown))
-            at = jax.tree.map(lambda leaf: leaf[when], own[0])
             picture = sweep.picture[_structure(config, arm).value_norm]
-            for name, array in picture(at, own[1]).items():
+            for name, array in picture(*own).items():
                 drawn[name][number, row] = array
     everyone = processes.gather(drawn)
     place = owner * len(places) + np.arange(len(places))
@@ -713,8 +714,11 @@ def _picture(
     return trajectory.picture(trail, shown, mask, value_norm=value_norm)
 
 
-def _shown_length(config: ConfigDict, length: int) -> int:
-    """So many positions; all where a head looks everywhere, or it would be another."""
+def shown_length(config: ConfigDict, length: int) -> int:
+    """How many positions are looked at, of so many asked for.
+
+    All where a head looks everywhere, or it would be another.
+    """
     task = catalogue.TASKS[config.task.name]
     positions = task.positions(config.task)
     return min(length, positions) if task.causal else positions
@@ -731,7 +735,7 @@ def _shown(
     if catalogue.TASKS[config.task.name].shown == "train":
         train = problems.train, problems.log_bayes_train
         whole, log_bayes = jax.tree.map(lambda leaf: leaf[:, 0], train)
-    size = _shown_length(config, length)
+    size = shown_length(config, length)
     return jax.tree.map(lambda leaf: leaf[:, :size], whole), (whole, log_bayes)
 
 

@@ -110,8 +110,7 @@ def _measured(
     b = laws.compatibility(upstream, f.value)
     advantage = laws.advantage(f.weight, b)
     # In units of that of equal shares, or a causal mask alone would be unequal.
-    seen = jnp.ones(f.weight.shape, bool) if mask is None else jnp.asarray(mask)
-    equal = attention.weights(jnp.zeros_like(f.weight), seen)
+    equal = attention.weights(jnp.zeros_like(f.weight), mask)
     usage = laws.column_usage(f.weight), laws.column_usage(equal)
     usage = diagnostics.divided(*usage).value
     # Of the means, so that they still multiply to the mean of the gradients.

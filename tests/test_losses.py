@@ -116,3 +116,5 @@ def test_ties_are_hit_by_chance():
     assert weighted == 1
     wrong = losses.tied_accuracy(logit, jnp.array([2, 0, 0]), jnp.array([1.0, 1, 0]))
     assert wrong == 0
+    lost = logit.at[0, 0].set(jnp.nan)  # impossible evidence is no miss
+    assert jnp.isnan(losses.tied_accuracy(lost, target))

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxattn import schedules
-from jaxattn.tasks import catalogue
+from jaxattn import schedules, transformer
+from jaxattn.tasks import catalogue, hmm
 
 
 class ConfigError(ValueError):
@@ -137,6 +137,46 @@ FIELDS: dict[str, Rule] = {
     "task.d_x": _whole(1, 100_000),
     "task.stay": _number(0, 1),
     "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
+}
+
+# Of the model of a transformer, each of which an arm may set anew for itself.
+MODEL_RULES: dict[str, Rule] = {
+    "kind": _one_of(transformer.KINDS),
+    "depth": _whole(1, 1000),
+    "width": _whole(1, 100_000),
+    "heads": _whole(1, 1000),
+    "kv_heads": _whole(1, 1000),
+    "d_head": _whole(1, 100_000),
+    "mlp_width": _whole(0, 1_000_000),  # 0: no MLP
+    "residual": _FLAG,
+    "norm": _one_of(transformer.NORMS),
+    "positions": _one_of(transformer.POSITIONS),
+    "bias": _FLAG,
+}
+
+# Of a config for transformers, and baselines without attention.
+TUNNEL_FIELDS: dict[str, Rule] = {
+    **{
+        field: FIELDS[field]
+        for field in (
+            *("seeds", "seed", "steps", "eval_every", "batch_size", "fresh"),
+            *("run_arms", "baseline", "task.name", "task.length", "task.num_symbols"),
+            *("task.d_x", "task.stay", "task.embedding_seed"),
+        )
+    },
+    "heldout": _whole(4, 1_000_000),  # sequences that judge
+    "probe": _whole(1, 1_000_000),  # of them, on which heads are looked at
+    "stretch": _number(1, 1000),  # times the length, of the longest sequences judged
+    **{f"model.{name}": rule for name, rule in MODEL_RULES.items()},
+    "task.num_pairs": _whole(1, 100_000),
+    "task.num_states": _whole(2, 1000),
+    "task.num_observations": _whole(1, 1_000_000),
+    "task.process": _one_of(hmm.PROCESSES),
+    "task.num_keys": _whole(1, 100_000),
+    "task.num_values": _whole(2, 1000),
+    "task.num_queries": _whole(1, 100_000),
+    "task.filler": _whole(0, 1_000_000),
+    "task.novel": _number(0, 1),
 }
 
 # Of a config with a grid, which says which ways of drawing sequences are on it.
@@ -278,9 +318,14 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
+    _require_task(config, "tunnel" if is_tunnel(config) else "one_head")
     if "grid" in config:
         _check_fields(config, GRID_FIELDS)
         _check_grid_arms(config)
+        return
+    if is_tunnel(config):
+        _check_fields(config, TUNNEL_FIELDS)
+        _check_tunnel(config)
         return
     _check_fields(config, FIELDS)
     _require("baseline", config.baseline, _one_of(config.arms))
@@ -294,6 +339,108 @@ def check(config: ConfigDict) -> None:
                 raise ConfigError(
                     f"{field}={config[field]!r}: allowed with task {task!r}: {only}"
                 )
+
+
+def is_tunnel(config: ConfigDict) -> bool:
+    """Whether a config is for transformers, and not for one head."""
+    model = config.get("model")
+    return isinstance(model, ConfigDict) and "kind" in model
+
+
+def architecture(
+    config: ConfigDict, structure: schedules.Structure
+) -> transformer.Architecture:
+    """What the model of an arm is built as.
+
+    Args:
+      config: for transformers, checked.
+      structure: of the arm.
+    """
+    task = catalogue.TASKS[config.task.name]
+    fields = stretched(config)
+    return transformer.Architecture(
+        num_tokens=task.tunnel.num_tokens(config.task),
+        d_x=config.task.get("d_x", 0),
+        num_classes=task.num_classes(config.task),
+        length=task.positions(fields),
+        value_norm=structure.value_norm,
+        dropout_rate=structure.dropout_rate,
+        **(config.model.to_dict() | dict(structure.model)),
+    )
+
+
+def stretched(config: ConfigDict) -> ConfigDict:
+    """The `task` fields of the longest sequences that judge."""
+    fields = ConfigDict(config.task)
+    longer = catalogue.TASKS[config.task.name].tunnel.longer
+    if longer is not None:
+        fields[longer] = round(config.stretch * fields[longer])
+    return fields
+
+
+def _require_task(config: ConfigDict, what: str) -> None:
+    name = flatten(config).get("task.name")
+    task = catalogue.TASKS.get(name) if isinstance(name, str) else None
+    if task is not None and not getattr(task, what):
+        fit = [name for name, entry in catalogue.TASKS.items() if getattr(entry, what)]
+        raise ConfigError(
+            f"task.name={name!r}: not for such a model; allowed: {', '.join(fit)}"
+        )
+
+
+def _check_tunnel(config: ConfigDict) -> None:
+    _require("baseline", config.baseline, _one_of(config.arms))
+    tunnel = catalogue.TASKS[config.task.name].tunnel
+    wrong = tunnel.wrong(config.task)
+    if wrong is not None:
+        field, allowed = wrong
+        raise ConfigError(f"task.{field}={config.task[field]!r}: allowed: {allowed}")
+    if tunnel.longer is None and config.stretch > 1:
+        raise ConfigError(
+            f"stretch={config.stretch!r}: allowed with task {config.task.name!r}: 1"
+        )
+    _require("probe", config.probe, _whole(1, config.heldout))
+    for arm in config.arms:
+        of_arm = config.arms[arm]
+        model = architecture(config, structure(of_arm))
+        here = {name: f"arms.{arm}.{name}" for name in of_arm}
+        for field, fits, allowed in (
+            ("kv_heads", model.heads % model.kv_heads == 0, "a divisor of heads"),
+            (
+                "d_head",
+                model.positions != "rotary" or model.d_head % 2 == 0,
+                "an even number with rotary positions",
+            ),
+            (
+                "mlp_width",
+                model.mlp_width > 0 or model.kind in ("transformer", "gru"),
+                "1 or more in an MLP",
+            ),
+            (
+                "positions",
+                model.positions != "rotary" or model.kind == "transformer",
+                "none or learned without attention",
+            ),
+        ):
+            if not fits:
+                where = here.get(field, f"model.{field}")
+                value = getattr(model, field)
+                raise ConfigError(f"{where}={value!r}: allowed: {allowed}")
+        attends = model.kind == "transformer"
+        if of_arm.schedule != "gradient" and not attends:
+            raise ConfigError(
+                f"arms.{arm}.schedule={of_arm.schedule!r}: allowed for a {model.kind}:"
+                " gradient"
+            )
+        if of_arm.schedule == "em" and of_arm.m_step != "gradient":
+            raise ConfigError(
+                f"arms.{arm}.m_step={of_arm.m_step!r}: allowed in layers: gradient"
+            )
+        if (model.value_norm or model.dropout_rate) and not attends:
+            name = "value_norm" if model.value_norm else "dropout_rate"
+            raise ConfigError(
+                f"arms.{arm}.{name}={of_arm[name]!r}: allowed with attention alone"
+            )
 
 
 def _check_grid_arms(config: ConfigDict) -> None:
@@ -317,7 +464,7 @@ def check_proof(config: ConfigDict) -> None:
     """The same for a config of scripts/check_gradients.py."""
     _check_fields(config, PROOF_FIELDS)
     for arm in config.arms:
-        for name in _WIRING_RULES:
+        for name in (*_WIRING_RULES, *MODEL_RULES):
             if name in config.arms[arm]:
                 value = config.arms[arm][name]
                 raise ConfigError(f"arms.{arm}.{name}={value!r}: no such field here")
@@ -349,7 +496,7 @@ def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
     for arm in arms:
         if not re.fullmatch(r"[\w.-]+", arm):
             raise ConfigError(f"arms={arm!r}: allowed: letters, digits, _, - and .")
-        _check_arm(f"arms.{arm}", arms[arm])
+        _check_arm(f"arms.{arm}", arms[arm], is_tunnel(config))
 
 
 def _of_task(config: ConfigDict, rules: dict[str, Rule]) -> dict[str, Rule]:
@@ -375,8 +522,10 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 def structure(arm: ConfigDict) -> schedules.Structure:
     """The part of an arm that shapes the compiled program."""
     fields = list(schedules.SCHEDULES[arm.schedule])
-    fields += [name for name in _WIRING_RULES if name in arm]
-    return schedules.Structure(arm.schedule, **{name: arm[name] for name in fields})
+    fields += [name for name in (*_WIRING_RULES, "warm_up") if name in arm]
+    model = tuple((name, arm[name]) for name in MODEL_RULES if name in arm)
+    of_schedule = {name: arm[name] for name in fields}
+    return schedules.Structure(arm.schedule, **of_schedule, model=model)
 
 
 def rates(arm: ConfigDict) -> dict[str, float]:
@@ -385,7 +534,7 @@ def rates(arm: ConfigDict) -> dict[str, float]:
 
 
 _STRUCTURE_RULES = {
-    "optimizer": _one_of(schedules.OPTIMIZERS),
+    "optimizer": _one_of((*schedules.OPTIMIZERS, *schedules.SCHEDULED)),
     "m_step": _one_of(schedules.M_STEPS),
     "order": _one_of(schedules.ORDERS),
     "inner_steps": _whole(1, 1000),
@@ -399,17 +548,24 @@ _WIRING_RULES = {
         float,
     ),
 }
+_BELOW_ONE = _WIRING_RULES["dropout_rate"]
 _RATE_RULES = {"damping": _SHARE, "statistics_rate": _SHARE}  # the others: _RATE
 
 
-def _arm_rules(arm: ConfigDict) -> dict[str, Rule]:
+def _arm_rules(arm: ConfigDict, of_tunnel: bool) -> dict[str, Rule]:
     """The fields of an arm, as far as those that decide on others are right."""
     rules = {"schedule": _one_of(schedules.SCHEDULES)}
     schedule = arm.get("schedule")
     fields = schedules.SCHEDULES.get(schedule, ()) if isinstance(schedule, str) else ()
     rules |= {name: _STRUCTURE_RULES[name] for name in fields}
+    if schedule == "em":
+        rules["optimizer"] = _one_of(schedules.OPTIMIZERS)
     if schedule in schedules.WIRED:
         rules |= {name: rule for name, rule in _WIRING_RULES.items() if name in arm}
+    if of_tunnel:
+        rules |= {name: rule for name, rule in MODEL_RULES.items() if name in arm}
+    if arm.get("optimizer") in schedules.SCHEDULED and "m_step" not in fields:
+        rules["warm_up"] = _BELOW_ONE
     if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
         names = schedules.rates_of(structure(arm))
         rules |= {name: _RATE_RULES.get(name, _RATE) for name in names}
@@ -421,23 +577,27 @@ def _overridable(config: ConfigDict) -> dict[str, Rule]:
     # A group that only one kind of config has tells which it is.
     known = PROOF_FIELDS if "bounds" in config else FIELDS
     known = GRID_FIELDS if "grid" in config else known
+    known = TUNNEL_FIELDS if is_tunnel(config) else known
     rules = {field: known[field] for field in flatten(config) if field in known}
     for name, arm in config.get("arms", {}).items():
         if isinstance(arm, ConfigDict):
-            of_arm = _arm_rules(arm)
+            of_arm = _arm_rules(arm, is_tunnel(config))
             rules |= {f"arms.{name}.{f}": of_arm[f] for f in arm if f in of_arm}
             if arm.get("schedule") in schedules.WIRED:
                 rules |= {f"arms.{name}.{f}": rule for f, rule in _WIRING_RULES.items()}
+            if is_tunnel(config):
+                rules |= {f"arms.{name}.{f}": rule for f, rule in MODEL_RULES.items()}
     return rules
 
 
-def _check_arm(where: str, arm: Any) -> None:
+def _check_arm(where: str, arm: Any, of_tunnel: bool) -> None:
     if not isinstance(arm, ConfigDict):
         raise ConfigError(f"{where}={arm!r}: allowed: a group of fields")
-    for name, rule in _arm_rules(arm).items():  # first what decides on other fields
-        if name in ("schedule", *_STRUCTURE_RULES, *_WIRING_RULES):
+    first = ("schedule", "warm_up", *_STRUCTURE_RULES, *_WIRING_RULES, *MODEL_RULES)
+    for name, rule in _arm_rules(arm, of_tunnel).items():  # what decides on others
+        if name in first:
             _require(f"{where}.{name}", arm.get(name), rule)
-    rules = _arm_rules(arm)
+    rules = _arm_rules(arm, of_tunnel)
     for name, value in arm.items():
         if name not in rules:
             kind = f"schedule {arm.schedule!r}"

@@ -210,9 +210,20 @@ def _write_readable(stage: Path, run: runs.Run, output: Output) -> None:
 def _readers(config: Mapping[str, Any]):
     """What reads a run of this config, and what draws it."""
     # Late: with scipy and matplotlib they take a second, that training need not wait.
-    from jaxattn import phase, phase_figures, report, run_figures
+    from jaxattn import (
+        phase,
+        phase_figures,
+        report,
+        run_figures,
+        tunnel_figures,
+        tunnel_report,
+    )
 
-    return (phase, phase_figures) if "grid" in config else (report, run_figures)
+    if "grid" in config:
+        return phase, phase_figures
+    if "kind" in config["model"]:
+        return tunnel_report, tunnel_figures
+    return report, run_figures
 
 
 def _headline(config: ConfigDict, plan: sweep.Plan) -> str:

@@ -34,14 +34,19 @@ def negative_log_likelihood(logit: jax.Array, target: jax.Array) -> jax.Array:
 
     Args:
       logit: (T, C).
-      target: class indices (T,), in [0, C).
+      target: class indices (T,), in [0, C); or probabilities (T, C), and then what is
+        to be expected, -Σ_c y_ic log p_ic.
 
     Returns:
       (T,), at least 0.
     """
-    chex.assert_rank([logit, target], [2, 1])
+    chex.assert_rank([logit, target], [2, {1, 2}])
     log_p = jax.nn.log_softmax(logit)
-    return -jnp.take_along_axis(log_p, target[:, None], axis=1)[:, 0]
+    if target.ndim == 1:
+        return -jnp.take_along_axis(log_p, target[:, None], axis=1)[:, 0]
+    chex.assert_equal_shape([logit, target])
+    # What will not be costs nothing, also where it is ruled out.
+    return -jnp.sum(target * jnp.where(target > 0, log_p, 0), axis=1)
 
 
 def cross_entropy(
@@ -53,7 +58,7 @@ def cross_entropy(
 
     Args:
       logit: (T, C).
-      target: class indices (T,), in [0, C).
+      target: class indices (T,), in [0, C), or probabilities (T, C).
       weight: position weights (T,), default 1 each.
 
     Returns:
@@ -120,14 +125,19 @@ def accuracy(
 
     Args:
       logit: (T, C).
-      target: class indices (T,).
+      target: class indices (T,); or probabilities (T, C), and then what is to be
+        expected.
       weight: position weights (T,), default 1 each.
 
     Returns:
       Scalar in [0, 1]; NaN if a logit is NaN, since then none is the largest.
     """
-    chex.assert_rank([logit, target], [2, 1])
-    hit = (jnp.argmax(logit, axis=1) == target).astype(logit.dtype)
+    chex.assert_rank([logit, target], [2, {1, 2}])
+    guess = jnp.argmax(logit, axis=1)
+    if target.ndim == 1:
+        hit = (guess == target).astype(logit.dtype)
+    else:
+        hit = jnp.take_along_axis(target, guess[:, None], axis=1)[:, 0]
     hit = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, hit)
     return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), hit)
 

@@ -87,8 +87,8 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
       `numbers`, what changed between first and last evaluation, time scales, and the
       differences to the baseline on the same seeds.
     """
-    if "attention_drift" not in run.metrics:
-        return None
+    if run.metrics.get("attention_drift", np.zeros(0)).ndim != 3:
+        return None  # not looked at, or of layers, which `tunnel_report` tells of
     config = run.config["config"]
     arms, baseline = config["run_arms"], config["baseline"]
     found = numbers(run)
@@ -104,7 +104,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         )
         entry["log_ratio"] = _log_ratios(of_arm)
         entry["time_scales"] = {
-            name: _time_scales(time_scales(run, row, share))
+            name: scales_entry(time_scales(run, row, share))
             for name, share in SHARES.items()
         }
         if baseline in arms and arm != baseline:
@@ -194,8 +194,11 @@ def ways(run: Run, row: int) -> dict[str, np.ndarray]:
     }
 
 
-def _time_scales(found: TimeScales) -> dict[str, Any]:
-    """Medians, and how many times later precision came, with its verdict."""
+def scales_entry(found: TimeScales) -> dict[str, Any]:
+    """Medians, and how many times later precision came, with its verdict.
+
+    As it stands in summary.json.
+    """
     entry = {
         name: stats.median(times)._asdict() for name, times in found._asdict().items()
     }

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from jaxattn import report, stats, sweep
 from jaxattn.config import GRID_SCHEDULES
+from jaxattn.one_head import METRICS
 from jaxattn.runs import Run
-from jaxattn.sweep import METRICS
 
 _SGD, _VALUES_FAST, _ROUTING_FAST = GRID_SCHEDULES
 BASELINE = _SGD

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxattn import attention, first_order, report, schedules, stats, sweep
+from jaxattn import attention, first_order, one_head, report, schedules, stats, sweep
 from jaxattn import config as config_lib
 from jaxattn.attention import Params
 from jaxattn.tasks import catalogue
@@ -118,7 +118,7 @@ def _slopes(
     """
     sequence = jax.tree.map(lambda leaf: leaf[:, 0], problem.train)
     on_task = problem.params, sequence.inputs, sequence.targets
-    mask = sweep.head_mask(config, sequence.targets.shape[1])
+    mask = one_head.head_mask(config, sequence.targets.shape[1])
 
     def slopes(name: str, key: jax.Array, head: tuple) -> jax.Array:
         descent = first_order.COORDINATES[name](*head)
@@ -255,6 +255,7 @@ def _follow(
         config_lib.rates(of_arm),
         gradient,
         functools.partial(schedules.mix_by_laws, causal=causal),
+        steps=config.shares.steps,
     )
 
     def one(drawn: tuple[sweep.Problem, Batch]) -> first_order.Traces:

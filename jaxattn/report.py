@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxattn import observations, stats, sweep
+from jaxattn import observations, one_head, stats
+from jaxattn.one_head import METRICS
 from jaxattn.runs import Run, differing
-from jaxattn.sweep import METRICS
 from jaxattn.tasks import catalogue
 
 # Column of the main table -> metric.
@@ -121,7 +121,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "complete": True,
         "wall_seconds": wall_seconds,
         # The sequences are the same for every arm.
-        "floors": floors(run, {name: run.metrics[name][0, :, -1] for name in METRICS}),
+        "floors": floors(run, {n: v[0, :, -1] for n, v in metrics_of(run).items()}),
         "arms": by_arm,
         "baseline": config["baseline"],
         "comparisons": _comparisons(run, final),
@@ -150,7 +150,15 @@ def divergence_entry(since: np.ndarray) -> dict[str, int | None]:
 def final_metrics(run: Run) -> dict[str, np.ndarray]:
     """Every metric at the end, NaN for a seed that diverged on the way."""
     finite = stayed_finite(run)
-    return {n: np.where(finite, run.metrics[n][..., -1], np.nan) for n in METRICS}
+    return {
+        name: np.where(finite, values[..., -1], np.nan)
+        for name, values in metrics_of(run).items()
+    }
+
+
+def metrics_of(run: Run) -> dict[str, np.ndarray]:
+    """The curves that all kinds of runs have; of layers there is one less."""
+    return {name: run.metrics[name] for name in METRICS if name in run.metrics}
 
 
 def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -226,7 +234,7 @@ def flags(
 def looked_at(run: Run) -> dict[str, Any]:
     """On what diagnostics are: which sequence, and how many of its positions."""
     config = ConfigDict(run.config["config"])
-    positions = sweep.shown_length(config, config.get("diagnostics_length", 0))
+    positions = one_head.shown_length(config, config.get("diagnostics_length", 0))
     sequence = {"heldout": "held-out", "train": "training"}[task_of(run).shown]
     return {"sequence": sequence, "positions": positions}
 
@@ -389,7 +397,7 @@ def csv_table(summary: dict[str, Any]) -> str:
     rows = []
     for arm, entry in summary["arms"].items():
         row = {"arm": arm}
-        for name in METRICS:
+        for name in (name for name, value in entry.items() if _is_estimate(value)):
             value = entry[name]
             low, high = value["ci95"] or (None, None)
             row |= {
@@ -405,6 +413,10 @@ def csv_table(summary: dict[str, Any]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def _is_estimate(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= {"mean", "std", "ci95", "n"}
 
 
 def terminal(summary: dict[str, Any]) -> str:
@@ -507,7 +519,7 @@ def _frame_sentence(summary: dict[str, Any]) -> str:
         times = entry["time_scales"]["half"]
         if times["first"] in verdicts:
             both = (times[f"{name}_over_frame"] for name in ("precision", "root"))
-            said = "; ".join(_median(ratio, interval=True) for ratio in both)
+            said = "; ".join(median_cell(ratio, interval=True) for ratio in both)
             named[verdicts[times["first"]]].append(f"{arm} ({said})")
     parts = [
         f"{verdict} by {', '.join(arms)}" for verdict, arms in named.items() if arms
@@ -678,7 +690,9 @@ def _short_table(found: dict[str, Any]) -> list[list[str]]:
                 "none" if start is None else f"{start:.2f} to {end:.2f}",
                 f"{share} ({walk})",
                 "none" if rises is None else f"{rises:.1f}",
-                _median(entry["time_scales"]["half"]["root_over_frame"], interval=True),
+                median_cell(
+                    entry["time_scales"]["half"]["root_over_frame"], interval=True
+                ),
             ]
         )
     return rows
@@ -693,15 +707,16 @@ def _time_table(found: dict[str, Any], share: str) -> list[list[str]]:
         rows.append(
             [
                 arm,
-                *(_median(times[name]) for name in ("frame", "precision", "root")),
-                *(_median(ratio, interval=True) for ratio in ratios),
+                *(median_cell(times[name]) for name in ("frame", "precision", "root")),
+                *(median_cell(ratio, interval=True) for ratio in ratios),
                 times["first"],
             ]
         )
     return rows
 
 
-def _median(value: dict[str, Any], *, interval: bool = False) -> str:
+def median_cell(value: dict[str, Any], *, interval: bool = False) -> str:
+    """A median, if asked for with its interval."""
     if value["median"] is None:
         return "none"
     text = f"{value['median']:.3g}" if interval else f"{value['median']:g}"
@@ -917,10 +932,11 @@ def _beyond(steps: dict[str, Any]) -> bool:
 
 def floor_line(summary: dict[str, Any]) -> str:
     """What to read losses against, in two lines."""
-    floors = summary["floors"]
+    floors, rate = summary["floors"], ""
+    if floors["entropy_rate"] is not None:
+        rate = f"; entropy rate of the task {floors['entropy_rate']:.3f}"
     return (
-        f"Floors, nats: chance {floors['chance']:.3f}; entropy rate of the task"
-        f" {floors['entropy_rate']:.3f};\n"
+        f"Floors, nats: chance {floors['chance']:.3f}{rate};\n"
         f"exact Bayes {mean(floors['bayes_train_nll'])} on the training sequences,"
         f" {mean(floors['bayes_heldout_nll'])} held out."
     )

@@ -56,7 +56,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
         )
     if "attention_drift" in run.metrics:
         pictures["frame"] = Picture(
-            _frame,
+            frame,
             "How much of its way attention (the frame) and what is learned (precision)"
             " still have before them: the lower line is ahead; dots mark half of the"
             " way, median over seeds. The root of precision is, like the drift of"
@@ -110,7 +110,7 @@ def _curves(run: Run) -> Figure:
     for axis, (metric, (title, unit, level, floor)) in zip(
         axes, shown.items(), strict=True
     ):
-        _lines(axis, run, metric)
+        lines(axis, run, metric)
         figures.floor(axis, level, "chance")
         figures.floor(axis, bayes.get(floor), "exact Bayes")
         axis.set_title(title)
@@ -118,7 +118,7 @@ def _curves(run: Run) -> Figure:
         axis.set_xlabel("step")
     axes[1].set_ylabel("KL(Bayes ‖ model), nats")
     figures.spread(axes[1], "y", run.metrics[list(shown)[1]])
-    figures.legend(figure, axes[0], _of_seeds(run))
+    figures.legend(figure, axes[0], of_seeds(run))
     return figure
 
 
@@ -134,15 +134,15 @@ def _diagnostics(run: Run) -> Figure:
     }
     figure, axes = figures.panels(6, 2.75, 2.2, most=3, share=False)
     for axis, (metric, (title, unit)) in zip(axes, shown.items(), strict=True):
-        _lines(axis, run, metric)
+        lines(axis, run, metric)
         axis.set_title(title)
         axis.set_ylabel(unit)
         axis.set_xlabel("step")
-    figures.legend(figure, axes[0], _of_seeds(run))
+    figures.legend(figure, axes[0], of_seeds(run))
     return figure
 
 
-def _lines(axis: Axes, run: Run, metric: str) -> None:
+def lines(axis: Axes, run: Run, metric: str) -> None:
     """A curve with its band for each arm."""
     arms, step = run.config["config"]["run_arms"], run.metrics["step"]
     for arm, colour, curves in zip(
@@ -153,7 +153,7 @@ def _lines(axis: Axes, run: Run, metric: str) -> None:
     axis.margins(y=0.08)
 
 
-def _of_seeds(run: Run) -> str:
+def of_seeds(run: Run) -> str:
     """What the title of a legend says of lines and shades."""
     seeds = run.config["config"]["seeds"]
     return f"mean of {seeds} seeds, shaded: 95 % interval" if seeds > 1 else "1 seed"
@@ -262,7 +262,7 @@ def frame_data(run: Run) -> dict[str, Way]:
     return found
 
 
-def _frame(run: Run) -> Figure:
+def frame(run: Run) -> Figure:
     """Frame against precision, an arm in each panel."""
     data, step = frame_data(run), run.metrics["step"]
     figure, axes = figures.panels(len(data), 1.75, 1.8)
@@ -284,7 +284,7 @@ def _frame(run: Run) -> Figure:
             axis.text(0.97, 0.93, text, **_corner(axis))
     axes[0].set_ylim(-0.12, 1.12)
     figures.name_axes(axes, "step", "share of the way left")
-    figures.legend(figure, axes[0], f"{_of_seeds(run)}; of those that came along")
+    figures.legend(figure, axes[0], f"{of_seeds(run)}; of those that came along")
     return figure
 
 
@@ -334,7 +334,7 @@ def _gate(run: Run) -> Figure:
     )
     figures.spread(axes[0], "y", middles)
     figures.name_axes(axes, "step", "of that at the start")
-    figures.legend(figure, axes[0], f"geometric {_of_seeds(run)}")
+    figures.legend(figure, axes[0], f"geometric {of_seeds(run)}")
     return figure
 
 

@@ -106,8 +106,8 @@ class Run(NamedTuple):
                 " it, or to read `metrics`, whose axes are named in `axes`"
             ) from None
         curves = {n: names for n, names in self.axes["axes"].items() if "seed" in names}
-        curves = {n: names for n, names in curves.items() if "eval" in names}
-        axes = next(iter(curves.values()))
+        axes = next(names for names in curves.values() if names[-1] == "eval")
+        curves = {n: names for n, names in curves.items() if names == axes}
         coordinates = self.axes["coordinates"]
         places = np.indices([len(coordinates[axis]) for axis in axes])
         columns = {}
@@ -307,8 +307,10 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     of_seed = ["arm", "seed"] if points is None else ["arm", "point", "seed"]
     arrays = {"step": result.step, **kept.curves, "diverged_step": kept.diverged_step}
     arrays |= kept.traits
-    axes = {"step": ["eval"]} | dict.fromkeys(["diverged_step", *kept.traits], of_seed)
-    axes |= {name: [*of_seed, "eval"] for name in kept.curves}
+    behind = sweep.axes_behind(config)
+    axes = {"step": ["eval"], "diverged_step": of_seed}
+    axes |= {name: [*of_seed, *behind.get(name, ())] for name in kept.traits}
+    axes |= {name: [*of_seed, "eval", *behind.get(name, ())] for name in kept.curves}
     coordinates = {
         "arm": list(config.run_arms),
         "seed": kept.seeds.tolist(),

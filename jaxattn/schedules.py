@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxattn import attention, laws, losses, m_steps, streaming
+from jaxattn import attention, laws, losses, m_steps, streaming, transformer
 from jaxattn.attention import Params
 from jaxattn.m_steps import Held, MStep
 from jaxattn.tasks.base import Batch
@@ -22,12 +22,16 @@ from jaxattn.tasks.base import Batch
 GradientFunction = Callable[[Params, Batch, jax.Array], tuple[jax.Array, Params]]
 MixFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
-# What moves together, and may be given a rule of its own.
-ROLES: dict[str, tuple[str, ...]] = {
-    "query": ("w_q",),
-    "key": ("w_k",),
-    "value": ("w_v",),
-    "output": ("w_o", "b_o"),
+# What moves together, and may be given a rule of its own: of a head, and of the layers
+# of a transformer.
+ROLES = ("query", "key", "value", "output")
+LAYER_ROLES = transformer.ROLES
+_ROLE_OF = {
+    "w_q": "query",
+    "w_k": "key",
+    "w_v": "value",
+    "w_o": "output",
+    "b_o": "output",
 }
 
 
@@ -42,7 +46,7 @@ class RoleError(ValueError):
 class State(NamedTuple):
     """What a schedule carries from step to step."""
 
-    params: Params
+    params: Any  # `attention.Params`, or nested dicts of `transformer`
     opt_state: Any  # of optax, or `EMState`
 
 
@@ -265,6 +269,8 @@ def over_sequences(gradient_function: GradientFunction) -> GradientFunction:
 def gradient(
     tx: optax.GradientTransformation,
     loss_and_gradient: GradientFunction = causal_gradient,
+    *,
+    whole_batch: bool = False,
 ) -> Schedule:
     """Gradient steps of any optax transformation.
 
@@ -273,11 +279,12 @@ def gradient(
     Args:
       tx: an optax transformation; its rates may be traced.
       loss_and_gradient: of one sequence; default `by_streaming`, causal.
+      whole_batch: it is of all sequences of a batch instead, (N, T, ...).
 
     Returns:
       Schedule.
     """
-    averaged = over_sequences(loss_and_gradient)
+    averaged = loss_and_gradient if whole_batch else over_sequences(loss_and_gradient)
 
     def init(params: Params) -> State:
         return State(params, tx.init(params))
@@ -294,43 +301,62 @@ def by_role(
     parts: Mapping[str | tuple[str, ...], optax.GradientTransformation],
     *,
     still: Collection[str] = (),
+    roles: Collection[str] = ROLES,
 ) -> optax.GradientTransformation:
     """A transformation for each parameter role.
 
     Args:
-      parts: a role of `ROLES`, or several -> what moves it.
+      parts: a role, or several -> what moves it.
       still: roles that nothing is to move.
+      roles: all there are: `ROLES`, or `LAYER_ROLES` for trees of `transformer`.
 
     Returns:
-      An optax transformation for trees of `Params`; parts of it may be None.
+      An optax transformation for trees of `Params`, parts of which may be None, or of
+      `transformer.Params`. To begin with parameters of no role is a RoleError.
 
     Raises:
       RoleError: a role that is none, that two parts move, or that nothing moves.
     """
     steps = {
-        ", ".join(roles): (roles, tx)
-        for roles, tx in (
+        ", ".join(of_part): (of_part, tx)
+        for of_part, tx in (
             ((key,) if isinstance(key, str) else tuple(key), tx)
             for key, tx in parts.items()
         )
     }
-    check_roles({name: roles for name, (roles, _) in steps.items()}, still=still)
-    label = {
-        leaf: name
-        for name, (roles, _) in steps.items()
-        for role in roles
-        for leaf in ROLES[role]
-    }
+    named = {name: of_part for name, (of_part, _) in steps.items()}
+    check_roles(named, still=still, roles=roles)
+    part_of = {role: name for name, of_part in named.items() for role in of_part}
 
-    def labels(params: Params) -> Params:
-        def named(path, leaf):
+    def labels(params: Any) -> Any:
+        def label(path, leaf):
             del leaf
-            return label.get(path[0].name, "still")
+            return part_of.get(role_of(path), "still")
 
-        return jax.tree_util.tree_map_with_path(named, params)
+        return jax.tree_util.tree_map_with_path(label, params)
 
     rules = {name: tx for name, (_, tx) in steps.items()}
     return optax.partition(rules | {"still": optax.set_to_zero()}, labels)
+
+
+def role_of(path: tuple) -> str:
+    """The role of a parameter of a head or of a transformer.
+
+    Args:
+      path: of `jax.tree_util`.
+
+    Raises:
+      RoleError: it has none.
+    """
+    role = _ROLE_OF.get(getattr(path[0], "name", None)) or transformer.role_of(path)
+    if role is None:
+        name = jax.tree_util.keystr(path)
+        allowed = ", ".join(LAYER_ROLES)
+        raise RoleError(
+            f"parameter {name}: has no role; allowed: a path that says which, of"
+            f" {allowed}"
+        )
+    return role
 
 
 def check_roles(
@@ -338,6 +364,7 @@ def check_roles(
     *,
     still: Collection[str] = (),
     shared: Collection[str] = (),
+    roles: Collection[str] = ROLES,
 ) -> None:
     """Raises RoleError unless each parameter role is moved once, or as said.
 
@@ -345,13 +372,14 @@ def check_roles(
       parts: name of a part -> the roles that it moves.
       still: roles that nothing is to move.
       shared: roles that several parts may move.
+      roles: all there are.
     """
-    claims = [(role, part) for part, roles in parts.items() for role in roles]
+    claims = [(role, part) for part, of_part in parts.items() for role in of_part]
     claims += [(role, "still") for role in still]
     for role, part in [*claims, *((role, "shared") for role in shared)]:
-        if role not in ROLES:
-            raise RoleError(f"{part}: role {role!r}; allowed: {', '.join(ROLES)}")
-    for role in ROLES:
+        if role not in roles:
+            raise RoleError(f"{part}: role {role!r}; allowed: {', '.join(roles)}")
+    for role in roles:
         movers = [part for claimed, part in claims if claimed == role]
         if not movers:
             raise RoleError(
@@ -371,10 +399,14 @@ def two_timescale(
     value_rate: jax.typing.ArrayLike,
     output_rate: jax.typing.ArrayLike,
     loss_and_gradient: GradientFunction = causal_gradient,
+    roles: Collection[str] = ROLES,
+    whole_batch: bool = False,
 ) -> Schedule:
     """Gradient descent with a rate for each role; EM-like where values are fast.
 
     W_Q, W_K ← W - η_QK ∂L/∂W,  W_V ← W_V - η_V ∂L/∂W_V,  W_O, b_O ← W - η_O ∂L/∂W
+
+    In a transformer so in every layer; all that is neither goes with the output.
 
     All at the same point ("simultaneous"), as in the authors' public script.
 
@@ -383,21 +415,26 @@ def two_timescale(
       value_rate: η_V.
       output_rate: η_O.
       loss_and_gradient: of one sequence; default `by_streaming`, causal.
+      roles: all there are, see `by_role`.
+      whole_batch: see `gradient`.
 
     Returns:
       Schedule.
 
     Source: arXiv 2512.22473, section 4.
     """
+    rest = tuple(role for role in roles if role not in ("query", "key", "value"))
     return gradient(
         by_role(
             {
                 ("query", "key"): optax.sgd(routing_rate),
                 "value": optax.sgd(value_rate),
-                "output": optax.sgd(output_rate),
-            }
+                rest: optax.sgd(output_rate),
+            },
+            roles=roles,
         ),
         loss_and_gradient,
+        whole_batch=whole_batch,
     )
 
 
@@ -451,7 +488,7 @@ def em(
     if inner_steps < 1:
         raise ValueError(f"inner_steps={inner_steps}; allowed: 1 or more")
     averaged = over_sequences(loss_and_gradient)
-    moved_by_frame = {name for role in frame_roles for name in ROLES[role]}
+    moved_by_frame = {name for name, role in _ROLE_OF.items() if role in frame_roles}
 
     def of_frame(params: Params) -> Params:
         left_out = set(Params._fields) - moved_by_frame
@@ -567,6 +604,73 @@ def held_gradient(
     )
 
 
+class HeldModel(NamedTuple):
+    """What `layered_em` needs of a model, as functions of a whole batch."""
+
+    hold: Callable[[Any, Batch], Any]  # parameters -> what decides on attention
+    value_gradient: Callable[[Any, Batch, Any], Any]  # ∂L under held attention
+
+
+def layered_em(
+    model: HeldModel,
+    frame: optax.GradientTransformation,
+    loss_and_gradient: GradientFunction,
+    *,
+    value_rate: jax.typing.ArrayLike,
+    order: str,
+    inner_steps: int,
+) -> Schedule:
+    """EM in every layer at once, with the `gradient` M-step.
+
+    E-step: queries and keys of all layers, and so attention, are held.  M-step: W_V of
+    all layers by -η_V ∂L/∂W_V under held attention, `inner_steps` times.  Frame step:
+    all else by optax, with the gradient of the moving model, taken after the M-step
+    ("alternating") or at the same point ("simultaneous", and so is then the first of
+    the inner steps' gradients: with one of them this is `two_timescale`).
+
+    With one layer attention hangs on nothing that the M-step moves, and this is `em`.
+
+    Args:
+      model: see `HeldModel`.
+      frame: an optax transformation that leaves the values still.
+      loss_and_gradient: of a whole batch.
+      value_rate: η_V.
+      order: one of `ORDERS`.
+      inner_steps: at least 1; static.
+
+    Returns:
+      Schedule. Info.loss is that before the step.
+    """
+
+    def moved(params: Any, gradient: Any) -> Any:
+        def leaf(path, weight, slope):
+            return weight - value_rate * slope if role_of(path) == "value" else weight
+
+        return jax.tree_util.tree_map_with_path(leaf, params, gradient)
+
+    def init(params: Any) -> State:
+        return State(params, frame.init(params))
+
+    def step(state: State, batch: Batch, key: jax.Array) -> tuple[State, Info]:
+        params, frame_state = state
+        held = model.hold(params, batch)
+        loss, grads = loss_and_gradient(params, batch, key)
+        simultaneous = order == "simultaneous"
+        first = grads if simultaneous else model.value_gradient(params, batch, held)
+        values = jax.lax.fori_loop(
+            1,
+            inner_steps,
+            lambda _, p: moved(p, model.value_gradient(p, batch, held)),
+            moved(params, first),
+        )
+        if not simultaneous:
+            _, grads = loss_and_gradient(values, batch, key)
+        updates, frame_state = frame.update(grads, frame_state, values)
+        return State(optax.apply_updates(values, updates), frame_state), Info(loss)
+
+    return Schedule(init, step)
+
+
 class Structure(NamedTuple):
     """The part of an arm that shapes the compiled program."""
 
@@ -577,6 +681,9 @@ class Structure(NamedTuple):
     inner_steps: int | None = None
     value_norm: bool = False  # of the others, see `Wiring`
     dropout_rate: float = 0.0
+    warm_up: float = 0.0  # of "adamw", see `warm_up_cosine`
+    # Of a transformer: in what it differs from the config's model, (field, value).
+    model: tuple[tuple[str, Any], ...] = ()
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
@@ -584,6 +691,9 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "momentum": functools.partial(optax.sgd, momentum=0.9),
     "adam": optax.adam,
 }
+
+# Optimizers that have a schedule of their own for "gradient", and what they ask for.
+SCHEDULED: dict[str, tuple[str, ...]] = {"adamw": ("learning_rate", "weight_decay")}
 
 # M-step -> its rule, and the rates it asks for.
 M_STEPS: dict[str, tuple[Callable[..., MStep], tuple[str, ...]]] = {
@@ -606,7 +716,7 @@ WIRED = ("gradient", "two_timescale")
 def rates_of(structure: Structure) -> tuple[str, ...]:
     """The rates that an arm of this structure asks for, all of which may be traced."""
     if structure.schedule == "gradient":
-        return ("learning_rate",)
+        return SCHEDULED.get(structure.optimizer, ("learning_rate",))
     if structure.schedule == "two_timescale":
         return ("routing_rate", "value_rate", "output_rate")
     return ("routing_rate", "output_rate", *M_STEPS[structure.m_step][1])
@@ -634,11 +744,41 @@ def spread(rates: dict, scale: jax.Array, ratio: jax.Array) -> dict:
     return {name: rate * factors.get(name, one) for name, rate in rates.items()}
 
 
+def warm_up_cosine(warm_up: float, steps: int) -> Callable[[jax.Array], jax.Array]:
+    """Share of the learning rate at a step: up in a line, then down a half cosine.
+
+    n / (w N) for n < w N, then (1 + cos(π (n - w N) / (N - w N))) / 2
+
+    Args:
+      warm_up: w, share of the steps, in [0, 1).
+      steps: N.
+    """
+    rising = round(warm_up * steps)
+    if rising == 0:
+        return optax.cosine_decay_schedule(1.0, steps)
+    return optax.warmup_cosine_decay_schedule(0.0, 1.0, rising, steps)
+
+
+def optimizer_of(
+    structure: Structure, rates: dict, steps: int
+) -> optax.GradientTransformation:
+    """What moves all parameters of a "gradient" arm alike; rates may be traced."""
+    if structure.optimizer in SCHEDULED:
+        share = warm_up_cosine(structure.warm_up, steps)
+        return optax.adamw(
+            lambda count: rates["learning_rate"] * share(count.astype(jnp.float32)),
+            weight_decay=rates["weight_decay"],
+        )
+    return OPTIMIZERS[structure.optimizer](rates["learning_rate"])
+
+
 def build(
     structure: Structure,
     rates: dict,
     loss_and_gradient: GradientFunction,
     mix: MixFunction,
+    *,
+    steps: int,
 ) -> Schedule:
     """The schedule that an arm of a config asks for.
 
@@ -647,15 +787,16 @@ def build(
       rates: name -> value, possibly traced.
       loss_and_gradient: of one sequence.
       mix: (q, k, v) -> a v of one sequence; only for "em".
+      steps: of the whole run, which a rate may hang on.
 
     Returns:
       Schedule.
     """
     if structure.schedule == "two_timescale":
         return two_timescale(**rates, loss_and_gradient=loss_and_gradient)
-    optimizer = OPTIMIZERS[structure.optimizer]
     if structure.schedule == "gradient":
-        return gradient(optimizer(rates["learning_rate"]), loss_and_gradient)
+        return gradient(optimizer_of(structure, rates, steps), loss_and_gradient)
+    optimizer = OPTIMIZERS[structure.optimizer]
     rule, own = M_STEPS[structure.m_step]
     frame = by_role(
         {
@@ -671,4 +812,53 @@ def build(
         inner_steps=structure.inner_steps,
         mix=mix,
         loss_and_gradient=loss_and_gradient,
+    )
+
+
+def build_layered(
+    structure: Structure,
+    rates: dict,
+    loss_and_gradient: GradientFunction,
+    held: HeldModel | None,
+    *,
+    steps: int,
+) -> Schedule:
+    """The same for a transformer, or a model without attention.
+
+    Args:
+      structure: as for `build`, with the m_step "gradient" alone.
+      rates: name -> value, possibly traced.
+      loss_and_gradient: of a whole batch.
+      held: for "em"; None without attention.
+      steps: of the whole run.
+
+    Returns:
+      Schedule.
+    """
+    if structure.schedule == "two_timescale":
+        return two_timescale(
+            **rates,
+            loss_and_gradient=loss_and_gradient,
+            roles=LAYER_ROLES,
+            whole_batch=True,
+        )
+    if structure.schedule == "gradient":
+        tx = optimizer_of(structure, rates, steps)
+        return gradient(tx, loss_and_gradient, whole_batch=True)
+    optimizer = OPTIMIZERS[structure.optimizer]
+    frame = by_role(
+        {
+            ("query", "key"): optimizer(rates["routing_rate"]),
+            ("output", "mlp", "embed"): optimizer(rates["output_rate"]),
+        },
+        still=("value",),
+        roles=LAYER_ROLES,
+    )
+    return layered_em(
+        held,
+        frame,
+        loss_and_gradient,
+        value_rate=rates["value_rate"],
+        order=structure.order,
+        inner_steps=structure.inner_steps,
     )

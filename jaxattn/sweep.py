@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,39 +18,22 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from jaxattn import attention, losses, memory, processes, schedules, trajectory
 from jaxattn import config as config_lib
-from jaxattn.attention import Params
+from jaxattn import memory, one_head, processes, schedules, trajectory, wind_tunnel
 from jaxattn.tasks import catalogue
 from jaxattn.tasks.base import Batch, Task
 
 _STREAMS = ("init", "data", "eval", "dropout", "embedding", "walk")
 
-# Of the training sequence ("train_...") and of the held-out one.
-METRICS = (
-    "train_loss",
-    "train_bayes_nll",
-    "train_kl",
-    "train_accuracy",
-    "train_predictive_entropy",
-    "train_attention_entropy",
-    "heldout_loss",
-    "heldout_bayes_nll",
-    "heldout_kl",
-    "accuracy",
-    "predictive_entropy",
-    "attention_entropy",
-)
-
 
 class Problem(NamedTuple):
     """What one seed is given: where it starts, what it trains on, what judges it."""
 
-    params: Params
+    params: Any  # of one head; None of a transformer, where each arm has its own
     train: Batch  # (batch_size, ...)
-    heldout: Batch
+    heldout: Batch  # one sequence, or (N, ...)
     log_bayes_train: jax.Array  # (batch_size, T, C), nats
-    log_bayes_heldout: jax.Array  # (T, C), nats
+    log_bayes_heldout: jax.Array  # (T, C), or (N, T, C), nats
 
 
 class Points(NamedTuple):
@@ -85,12 +68,13 @@ class Kept(NamedTuple):
     """What is kept of some seeds; arrays of a grid have its points behind the arm."""
 
     seeds: np.ndarray  # (seed,) their ids, rising
-    curves: dict[str, np.ndarray]  # metric -> (arm, seed, evaluation), NaN if to come
+    # metric -> (arm, seed, evaluation, ...), NaN if to come, or if an arm has no such.
+    curves: dict[str, np.ndarray]
     # (arm, seed): the last step after which all weights were finite, if the next undid
     # it; or where a metric was not finite, if that was before; -1: neither.
     diverged_step: np.ndarray
-    # What `trajectory.look` saw beside curves, if anything.
-    traits: dict[str, np.ndarray]  # (arm, seed)
+    # What was seen beside curves, looking back, if anything.
+    traits: dict[str, np.ndarray]  # (arm, seed, ...)
     # (arm, snapshot seed, snapshot, ...), of the snapshot seeds that are among these.
     snapshots: dict[str, np.ndarray]
 
@@ -100,9 +84,9 @@ class Round(NamedTuple):
 
     step: np.ndarray  # steps done, a scalar
     states: dict[str, schedules.State]  # by arm; leaves lead with slot, and point
-    # Of every evaluation so far the weights by arm, lead with slot; none of a grid, or
-    # if nothing is looked at.
-    trail: tuple[dict[str, Params], ...]
+    # Of every evaluation so far what is kept for looking back, by arm, lead with slot;
+    # none of a grid, or if nothing is looked at.
+    trail: tuple[dict[str, Any], ...]
     kept: Kept
 
 
@@ -128,13 +112,15 @@ class Sweep(NamedTuple):
     config: ConfigDict
     plan: Plan
     states: dict[str, schedules.State]  # arm -> shapes of a seed's
+    curves: dict[str, tuple[int, ...]]  # shapes of a seed's, behind the evaluation
+    trail: dict[str, Any]  # arm -> shapes of a seed's, of one evaluation
     seen: trajectory.Seen | None  # shapes of a seed's; None if nothing is looked at
     snapshots: dict[str, tuple[int, ...]]  # likewise; empty if there are none
     begin: Callable  # ids -> problems, initial states by structure; lead with slot
     train: dict[schedules.Structure, Callable]  # -> states, last finite step
-    evaluate: dict[bool, Callable]  # whether values have a norm -> to metrics
-    look: dict[bool, Callable]  # the same -> to `trajectory.Seen`; empty of a grid
-    picture: dict[bool, Callable]  # the same -> of one seed, to snapshots, if any
+    evaluate: dict[Any, Callable]  # reading of an arm -> to metrics, what is kept
+    look: dict[Any, Callable]  # the same -> to `trajectory.Seen`; empty of a grid
+    picture: dict[Any, Callable]  # the same -> of one seed, to snapshots, if any
     compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
 
 
@@ -246,22 +232,34 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
             for which, program in of_kind(kind).items()
         }
 
-    def shapes_of(kind: str):
-        found = [p.out_info for name, p in lowered.items() if name[0] == kind]
-        return jax.tree.map(lambda leaf: leaf.shape, found[0]) if found else None
+    def shapes_of(kind: str) -> dict:
+        return {
+            which: jax.tree.map(lambda leaf: leaf.shape, p.out_info)
+            for (name, which), p in lowered.items()
+            if name == kind
+        }
 
     (first,) = over_slots("begin").values()
-    seen = shapes_of("look")
-    if seen is not None:
-        seen = trajectory.Seen(
-            *({n: shape[1:] for n, shape in part.items()} for part in seen)
+    evaluated = shapes_of("evaluate")
+    ahead = 1 + len(_over_points(config))  # slot, and point
+    curves = _largest([metrics for metrics, _ in evaluated.values()], ahead)
+    order = [name for name in one_head.METRICS if name in curves]
+    looked = list(shapes_of("look").values())
+    seen = trajectory.Seen(
+        *(
+            _largest([getattr(s, part) for s in looked], 1)
+            for part in ("curves", "traits")
         )
+    )
+    pictured = list(shapes_of("picture").values())
     return Sweep(
         config,
         plan,
         {arm: states[_structure(config, arm)] for arm in config.run_arms},
-        seen,
-        shapes_of("picture") or {},
+        {name: curves[name] for name in [*order, *sorted(curves.keys() - order)]},
+        {arm: _trail_shapes(config, states, arm) for arm in config.run_arms},
+        seen if looked else None,
+        pictured[0] if pictured else {},
         # A round is drawn once, though every stretch of it asks.
         functools.lru_cache(1)(lambda ids: first((), np.array(ids, np.uint32))),
         over_slots("train"),
@@ -285,9 +283,8 @@ def outline(sweep: Sweep, carry: dict) -> Carry:
       carry: from `flax.serialization.to_state_dict`.
     """
     kept = _nothing_kept(sweep, np.arange(0))
-    params = {arm: state.params for arm, state in sweep.states.items()}
     rounds = tuple(
-        Round(np.array(0), sweep.states, (params,) * len(round_["trail"]), kept)
+        Round(np.array(0), sweep.states, (sweep.trail,) * len(round_["trail"]), kept)
         for round_ in carry["rounds"].values()
     )
     return Carry(np.array(0), (kept,) * len(carry["done"]), rounds)
@@ -341,8 +338,8 @@ def finish(sweep: Sweep, carry: Carry) -> Result:
     config = sweep.config
     allowed = None
     if sweep.snapshots:
-        length = shown_length(config, config.snapshot_length)
-        mask = head_mask(config, length)
+        length = one_head.shown_length(config, config.snapshot_length)
+        mask = one_head.head_mask(config, length)
         allowed = np.ones((length, length), bool) if mask is None else mask
     return Result(evaluation_steps(config), _join(config, carry.done), allowed)
 
@@ -440,33 +437,34 @@ def _record(
     ids = _slots(sweep.plan, round_.kept.seeds)
     count = len(round_.kept.seeds)
     shared = np.int32(round_.step), _fresh(config)
-    found, at_start = [], {}  # every arm starts from the same weights
+    found, trail, at_start = [], {}, {}  # arms that are read alike start alike
     for arm in config.run_arms:
-        norm = _structure(config, arm).value_norm
-        values = at_start.get(norm) if index == 0 else None
-        if values is None:
+        reading = _reading(config, arm)
+        results = at_start.get(reading) if index == 0 else None
+        if results is None:
             params = round_.states[arm].params
-            metrics = sweep.evaluate[norm](shared, ids, params, problems)
-            values = np.stack([metrics[name] for name in METRICS], axis=1)
-            at_start[norm] = values
-        found.append(values)
-    values = np.stack(found, axis=1)  # (slot, arm, metric, point)
-    values = np.moveaxis(processes.gather(values)[:count], 0, -1)  # seeds last
+            results = sweep.evaluate[reading](shared, ids, params, problems)
+            at_start[reading] = results
+        metrics, own = results
+        found.append(metrics)
+        trail[arm] = round_.states[arm].params if own is None else own
+    values = _side_by_side(sweep, found, sweep.curves, count)
     curves = {name: curve.copy() for name, curve in round_.kept.curves.items()}
-    for which, name in enumerate(METRICS):
-        curves[name][..., index] = values[:, which]
+    place = _seed_axis(config) + 1
+    for name, value in values.items():
+        curves[name][(slice(None),) * place + (index,)] = value
 
     since = round_.kept.diverged_step
     if diverged is not None:
         new = processes.gather(np.stack(list(diverged.values()), axis=1))[:count]
         new = np.moveaxis(new, 0, -1)
         since = np.where(since < 0, new, since)
-    finite = np.isfinite(values).all(axis=1)
+    judged = np.stack([values[name] for name in _subject(config).JUDGED])
+    finite = np.isfinite(judged).all(axis=0)
     since = np.where((since < 0) & ~finite, np.int32(round_.step), since)
 
-    trail = round_.trail
-    if sweep.seen is not None or sweep.snapshots:
-        trail += ({arm: round_.states[arm].params for arm in config.run_arms},)
+    looked_at = sweep.seen is not None or sweep.snapshots
+    trail = (*round_.trail, trail) if looked_at else round_.trail
     kept = round_.kept._replace(curves=curves, diverged_step=since.astype(np.int32))
     return round_._replace(trail=trail, kept=kept)
 
@@ -476,25 +474,50 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
     config, kept = sweep.config, round_.kept
     if sweep.seen is not None:
         ids, count = _slots(sweep.plan, kept.seeds), len(kept.seeds)
-        shown, of_bayes = _shown(config, problems, config.diagnostics_length)
+        inputs = _subject(config).look_inputs(config, problems)
         found = [
-            sweep.look[_structure(config, arm).value_norm](
-                (), ids, _way(round_.trail, arm), shown, of_bayes
+            sweep.look[_reading(config, arm)](
+                (), ids, _way(round_.trail, arm), round_.states[arm].params, *inputs
             )
             for arm in config.run_arms
         ]
-        seen = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *found)
-        seen = jax.tree.map(
-            lambda leaf: np.swapaxes(leaf[:count], 0, 1), processes.gather(seen)
+        curves, traits = (
+            _side_by_side(sweep, [getattr(f, part) for f in found], shapes, count)
+            for part, shapes in sweep.seen._asdict().items()
         )
-        kept = kept._replace(curves=kept.curves | seen.curves, traits=seen.traits)
+        kept = kept._replace(curves=kept.curves | curves, traits=traits)
     if sweep.snapshots:
         kept = kept._replace(snapshots=_pictures(sweep, round_, problems))
     return round_._replace(kept=kept)
 
 
-def _way(trail: Sequence[dict[str, Params]], arm: str) -> Params:
-    """Weights of an arm at some evaluations, (slot, evaluation, ...)."""
+def _side_by_side(
+    sweep: Sweep, found: list[dict], shapes: dict[str, tuple], count: int
+) -> dict[str, np.ndarray]:
+    """What was found of each arm, lead with slot, as (arm, point, seed, ...).
+
+    What an arm has less of than others, or not at all, is NaN.
+    """
+    axis = _seed_axis(sweep.config)
+    size = sweep.plan.slots, *_over_points(sweep.config)
+
+    def filled(metrics: dict, name: str) -> np.ndarray:
+        whole = np.full((*size, *shapes[name]), np.nan, np.float32)
+        if name in metrics:
+            value = metrics[name]
+            whole[tuple(map(slice, value.shape))] = value
+        return whole
+
+    together = {
+        name: np.stack([filled(metrics, name) for metrics in found], axis=1)
+        for name in shapes
+    }
+    everyone = processes.gather(together)
+    return {n: np.moveaxis(a[:count], 0, axis) for n, a in everyone.items()}
+
+
+def _way(trail: Sequence[dict[str, Any]], arm: str) -> Any:
+    """What is kept of an arm at some evaluations, (slot, evaluation, ...)."""
     ways = [evaluation[arm] for evaluation in trail]
     return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *ways)
 
@@ -505,7 +528,7 @@ def _pictures(sweep: Sweep, round_: Round, problems: Problem) -> dict[str, np.nd
     Each draws its own seeds, one by one: they are few.
     """
     config, slots = sweep.config, sweep.plan.slots
-    shown, _ = _shown(config, problems, config.snapshot_length)
+    shown, _ = one_head.shown(config, problems, config.snapshot_length)
     places = np.flatnonzero(_pictured(config, round_.kept.seeds))
     if len(places) == 0:
         return round_.kept.snapshots
@@ -520,7 +543,7 @@ def _pictures(sweep: Sweep, round_: Round, problems: Problem) -> dict[str, np.nd
         way = _way(trail, arm)
         for number in np.flatnonzero(owner == jax.process_index()):
             own = jax.tree.map(lambda leaf, s=slot[number]: leaf[s], (way, shown))
-            picture = sweep.picture[_structure(config, arm).value_norm]
+            picture = sweep.picture[_reading(config, arm)]
             for name, array in picture(*own).items():
                 drawn[name][number, row] = array
     everyone = processes.gather(drawn)
@@ -545,7 +568,7 @@ def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
     config = sweep.config
     of_seed = (len(config.run_arms), *_over_points(config), len(seeds))
     count = len(evaluation_steps(config))
-    curves, traits = dict.fromkeys(METRICS, (count,)), {}
+    curves, traits = {n: (count, *rest) for n, rest in sweep.curves.items()}, {}
     if sweep.seen is not None:
         curves |= sweep.seen.curves
         traits = sweep.seen.traits
@@ -581,9 +604,9 @@ def _join(config: ConfigDict, parts: Sequence[Kept]) -> Kept:
 
     joined = Kept(
         seeds,
-        together("curves", -2),
+        together("curves", _seed_axis(config)),
         np.concatenate([part.diverged_step for part in parts], axis=-1),
-        together("traits", -1),
+        together("traits", _seed_axis(config)),
         together("snapshots", 1),
     )
     return _pick(config, joined, np.argsort(seeds))
@@ -594,11 +617,12 @@ def _pick(config: ConfigDict, kept: Kept, which: np.ndarray) -> Kept:
     pictured = _pictured(config, kept.seeds)
     place = np.cumsum(pictured) - 1  # of a pictured seed among its likes
     places = place[which][pictured[which]]
+    axis = _seed_axis(config)
     return Kept(
         kept.seeds[which],
-        {name: curve[..., which, :] for name, curve in kept.curves.items()},
+        {name: np.take(curve, which, axis) for name, curve in kept.curves.items()},
         kept.diverged_step[..., which],
-        {name: trait[..., which] for name, trait in kept.traits.items()},
+        {name: np.take(trait, which, axis) for name, trait in kept.traits.items()},
         {name: array[:, places] for name, array in kept.snapshots.items()},
     )
 
@@ -614,35 +638,37 @@ def _slots(plan: Plan, seeds: np.ndarray) -> np.ndarray:
 
 def draw_problem(config: ConfigDict, seed_id: jax.Array) -> Problem:
     """The problem of a seed; it depends on nothing else that runs."""
-    seed_key, task = _seed_key(config, seed_id), _task(config, seed_id)
-    params = attention.init_params(
-        stream(seed_key, "init"),
-        d_x=config.task.d_x,
-        d_k=config.model.d_k,
-        d_v=config.model.d_v,
-        num_classes=catalogue.TASKS[config.task.name].num_classes(config.task),
-        scale=config.model.init_scale,
-        bias=config.model.bias,
-    )
+    task, subject = _task(config, seed_id), _subject(config)
+    params = None
+    if subject is one_head:
+        params = _init(config, _structure(config, config.run_arms[0]), seed_id)
     train = draw_batch(config, seed_id, 0)
-    heldout = task.sample(stream(seed_key, "eval"))
+    eval_key = stream(_seed_key(config, seed_id), "eval")
+    heldout, log_bayes_heldout = subject.heldout(config, task, eval_key)
     return Problem(
-        params, train, heldout, jax.vmap(task.bayes)(train), task.bayes(heldout)
+        params, train, heldout, jax.vmap(task.bayes)(train), log_bayes_heldout
     )
+
+
+def _init(config: ConfigDict, structure: schedules.Structure, seed_id: jax.Array):
+    key = stream(_seed_key(config, seed_id), "init")
+    return _subject(config).init(config, structure, key)
 
 
 def _begin(
     config: ConfigDict, shared: tuple, seed_id: jax.Array
 ) -> tuple[Problem, dict[schedules.Structure, schedules.State]]:
     del shared
-    problem = draw_problem(config, seed_id)
-    # Whatever its rates, a schedule starts the same.
-    return problem, {
-        structure: _schedule(
-            config, structure, config_lib.rates(config.arms[arm])
-        ).init(problem.params)
-        for structure, arm in _arms(config).items()
-    }
+    problem, subject = draw_problem(config, seed_id), _subject(config)
+    states = {}
+    for structure, arm in _arms(config).items():
+        params = problem.params
+        if params is None:
+            params = _init(config, structure, seed_id)
+        # Whatever its rates, a schedule starts the same.
+        rates = config_lib.rates(config.arms[arm])
+        states[structure] = subject.schedule(config, structure, rates).init(params)
+    return problem, states
 
 
 def _train_points(
@@ -656,7 +682,7 @@ def _train_points(
     rates, fresh, begin, end = shared
 
     def at_point(fresh, rates, state):
-        schedule = _schedule(config, structure, rates)
+        schedule = _subject(config).schedule(config, structure, rates)
         return _train(config, schedule, fresh, begin, end, seed_id, state, batch)
 
     return _map_points(config, at_point, fresh, rates, state)
@@ -664,16 +690,16 @@ def _train_points(
 
 def _evaluate_points(
     config: ConfigDict,
-    value_norm: bool,
+    reading: Any,
     shared: tuple,
     seed_id: jax.Array,
-    params: Params,
+    params: Any,
     problem: Problem,
-) -> dict[str, jax.Array]:
+) -> tuple[dict[str, jax.Array], Any]:
     step, fresh = shared
 
     def at_point(fresh, params):
-        return _evaluate(config, value_norm, step, fresh, seed_id, params, problem)
+        return _evaluate(config, reading, step, fresh, seed_id, params, problem)
 
     return _map_points(config, at_point, fresh, params)
 
@@ -686,57 +712,18 @@ def _map_points(config: ConfigDict, function: Callable, fresh, *own):
 
 
 def _look(
-    config: ConfigDict,
-    value_norm: bool,
-    shared: tuple,
-    seed_id: jax.Array,
-    trail: Params,
-    shown: Batch,
-    of_bayes: tuple[Batch, jax.Array],
+    config: ConfigDict, reading: Any, shared: tuple, seed_id: jax.Array, *own
 ) -> trajectory.Seen:
     del shared
-    mask = head_mask(config, len(shown.inputs))
     key = stream(_seed_key(config, seed_id), "walk")
-    seen = trajectory.look(trail, shown, mask, key, value_norm=value_norm)
-    whole, log_bayes = of_bayes
-    traits = {
-        "bayes_accuracy": losses.tied_accuracy(log_bayes, whole.targets, whole.weights),
-        "bayes_predictive_entropy": losses.predictive_entropy(log_bayes, whole.weights),
-    }
-    return seen._replace(traits=seen.traits | traits)
+    return _subject(config).look(config, reading, key, *own)
 
 
 def _picture(
-    config: ConfigDict, value_norm: bool, shared: tuple, trail: Params, shown: Batch
+    config: ConfigDict, reading: Any, shared: tuple, trail: Any, shown: Batch
 ) -> dict[str, jax.Array]:
     del shared
-    mask = head_mask(config, len(shown.inputs))
-    return trajectory.picture(trail, shown, mask, value_norm=value_norm)
-
-
-def shown_length(config: ConfigDict, length: int) -> int:
-    """How many positions are looked at, of so many asked for.
-
-    All where a head looks everywhere, or it would be another.
-    """
-    task = catalogue.TASKS[config.task.name]
-    positions = task.positions(config.task)
-    return min(length, positions) if task.causal else positions
-
-
-def _shown(
-    config: ConfigDict, problems: Problem, length: int
-) -> tuple[Batch, tuple[Batch, jax.Array]]:
-    """The first positions of what is looked at, and all of it with exact Bayes.
-
-    Of problems that lead with a slot.
-    """
-    whole, log_bayes = problems.heldout, problems.log_bayes_heldout
-    if catalogue.TASKS[config.task.name].shown == "train":
-        train = problems.train, problems.log_bayes_train
-        whole, log_bayes = jax.tree.map(lambda leaf: leaf[:, 0], train)
-    size = shown_length(config, length)
-    return jax.tree.map(lambda leaf: leaf[:, :size], whole), (whole, log_bayes)
+    return one_head.picture(config, reading, trail, shown)
 
 
 def _train(
@@ -765,52 +752,23 @@ def _train(
 
 def _evaluate(
     config: ConfigDict,
-    value_norm: bool,
+    reading: Any,
     step: jax.Array,
     fresh: jax.Array | bool,
     seed_id: jax.Array,
-    params: Params,
+    params: Any,
     problem: Problem,
-) -> dict[str, jax.Array]:
+) -> tuple[dict[str, jax.Array], Any]:
+    """Metrics, and what is kept beside them for looking back; None: the weights."""
+
     def last_trained_on() -> tuple[Batch, jax.Array]:
         batch = draw_batch(config, seed_id, jnp.maximum(step - 1, 0))
         return batch, jax.vmap(_task(config, seed_id).bayes)(batch)
 
-    train, log_bayes_train = _only_if(
-        fresh, last_trained_on, (problem.train, problem.log_bayes_train)
-    )
-    on_train = jax.lax.map(
-        lambda x: _scores(config, value_norm, params, *x), (train, log_bayes_train)
-    )
-    heldout = _scores(
-        config, value_norm, params, problem.heldout, problem.log_bayes_heldout
-    )
-    metrics = {f"train_{name}": jnp.mean(value) for name, value in on_train.items()}
-    metrics |= {
-        f"heldout_{name}": heldout.pop(name) for name in ("loss", "bayes_nll", "kl")
-    }
-    return metrics | heldout
-
-
-def _scores(
-    config: ConfigDict,
-    value_norm: bool,
-    params: Params,
-    batch: Batch,
-    log_bayes: jax.Array,
-) -> dict[str, jax.Array]:
-    mask = head_mask(config, len(batch.inputs))
-    readout = attention.readout(params, batch.inputs, mask, value_norm=value_norm)
-    logit, weights = readout.logit, batch.weights
-    share = losses.position_shares(weights, len(logit), logit.dtype)
-    return {
-        "loss": losses.cross_entropy(logit, batch.targets, weights),
-        "bayes_nll": losses.cross_entropy(log_bayes, batch.targets, weights),
-        "kl": losses.kl_to_bayes(log_bayes, logit, weights),
-        "accuracy": losses.accuracy(logit, batch.targets, weights),
-        "predictive_entropy": losses.predictive_entropy(logit, weights),
-        "attention_entropy": jnp.vdot(share, readout.attention_entropy),
-    }
+    train = _only_if(fresh, last_trained_on, (problem.train, problem.log_bayes_train))
+    heldout = problem.heldout, problem.log_bayes_heldout
+    key = stream(_seed_key(config, seed_id), "walk")
+    return _subject(config).evaluate(config, reading, key, params, train, heldout)
 
 
 def _only_if(condition: jax.Array | bool, drawn: Callable, otherwise):
@@ -848,10 +806,18 @@ def _task(config: ConfigDict, seed_id: jax.Array) -> Task:
     )
 
 
-def head_mask(config: ConfigDict, length: int) -> np.ndarray | None:
-    """What a head of the config's task may look at; None for everything."""
-    causal = catalogue.TASKS[config.task.name].causal
-    return attention.causal_mask(length) if causal else None
+def axes_behind(config: ConfigDict) -> dict[str, tuple[str, ...]]:
+    """Metric -> the axes behind those of arms, seeds and evaluations, if any."""
+    return _subject(config).AXES
+
+
+def _subject(config: ConfigDict):
+    """The module of what is trained."""
+    return wind_tunnel if config_lib.is_tunnel(config) else one_head
+
+
+def _reading(config: ConfigDict, arm: str) -> Any:
+    return _subject(config).reading(config, _structure(config, arm))
 
 
 def _structure(config: ConfigDict, arm: str) -> schedules.Structure:
@@ -877,6 +843,11 @@ def _fresh(config: ConfigDict) -> np.ndarray | None:
     return None if grid is None else grid.fresh
 
 
+def _seed_axis(config: ConfigDict) -> int:
+    """Of what is kept: behind those of arms, and of points."""
+    return 1 + len(_over_points(config))
+
+
 def _over_points(config: ConfigDict) -> tuple[int, ...]:
     grid = points(config)
     return () if grid is None else grid.scale.shape
@@ -896,16 +867,6 @@ def _at_every_point(config: ConfigDict, tree, axis: int = 0):
     return tree
 
 
-def _schedule(
-    config: ConfigDict, structure: schedules.Structure, rates: dict
-) -> schedules.Schedule:
-    causal = catalogue.TASKS[config.task.name].causal
-    wiring = schedules.Wiring(causal, structure.value_norm, structure.dropout_rate)
-    gradient = functools.partial(schedules.GRADIENTS[config.gradient], wiring=wiring)
-    mix = functools.partial(schedules.MIXES[config.gradient], causal=causal)
-    return schedules.build(structure, rates, gradient, mix)
-
-
 # --- where seeds run
 
 
@@ -917,11 +878,9 @@ def _seed_bytes(config: ConfigDict) -> int:
         for function, shared, *own in _programs(config, problem, states).values()
     ]
     held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
-    if config.get("diagnostics_length") or snapshot_indices(config):
-        # Weights at every evaluation.
-        held += [problem.params] * (
-            len(evaluation_steps(config)) * len(config.run_arms)
-        )
+    if _subject(config).looks(config) or snapshot_indices(config):
+        of_arms = [_trail_shapes(config, states, arm) for arm in config.run_arms]
+        held += of_arms * len(evaluation_steps(config))
     return sum(map(memory.size, held)) + max(map(memory.peak, traced))
 
 
@@ -929,7 +888,7 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
     """What a sweep compiles, each as (function, shared, *of one seed), see `_lower`.
 
     By kind and what it is for: ("begin", None), ("train", structure), ("evaluate",
-    whether values have a norm), for diagnostics ("look", the same), and for snapshots
+    reading of an arm), for diagnostics ("look", the same), and for snapshots
     ("picture", the same), which is of one seed alone. The shapes are from `_shapes`.
     """
     ids, step = jax.ShapeDtypeStruct((), np.uint32), np.int32(0)
@@ -939,28 +898,45 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
         shared = _rates(config, arm), _fresh(config), step, step
         own = ids, states[structure], problem.train
         programs["train", structure] = train, shared, *own
-    params = _at_every_point(config, problem.params)
-    for norm in sorted({structure.value_norm for structure in _arms(config)}):
-        evaluate = functools.partial(_evaluate_points, config, norm)
+    for arm in reversed(config.run_arms):
+        reading, params = _reading(config, arm), states[_structure(config, arm)].params
+        evaluate = functools.partial(_evaluate_points, config, reading)
         shared = step, _fresh(config)
-        programs["evaluate", norm] = evaluate, shared, ids, params, problem
-        if config.get("diagnostics_length"):
-            own = ids, _stacked(problem.params, len(evaluation_steps(config)))
-            own += _shown_shapes(config, problem, config.diagnostics_length)
-            programs["look", norm] = functools.partial(_look, config, norm), (), *own
+        programs["evaluate", reading] = evaluate, shared, ids, params, problem
+        if _subject(config).looks(config):
+            trail = _trail_shapes(config, states, arm)
+            own = ids, _stacked(trail, len(evaluation_steps(config))), params
+            own += _of_one(lambda p: _subject(config).look_inputs(config, p), problem)
+            look = functools.partial(_look, config, reading)
+            programs["look", reading] = look, (), *own
         if snapshot_indices(config):
-            trail = _stacked(problem.params, len(snapshot_indices(config)))
-            shown, _ = _shown_shapes(config, problem, config.snapshot_length)
-            picture = functools.partial(_picture, config, norm)
-            programs["picture", norm] = picture, (), trail, shown
+            trail = _stacked(params, len(snapshot_indices(config)))
+            shown, _ = _of_one(
+                lambda p: one_head.shown(config, p, config.snapshot_length), problem
+            )
+            picture = functools.partial(_picture, config, reading)
+            programs["picture", reading] = picture, (), trail, shown
     return programs
 
 
-def _shown_shapes(config: ConfigDict, problem: Problem, length: int) -> tuple:
-    """Shapes of `_shown` of one seed."""
-    several = jax.eval_shape(
-        lambda problems: _shown(config, problems, length), _stacked(problem, 1)
-    )
+def _trail_shapes(config: ConfigDict, states: dict, arm: str) -> Any:
+    """Shapes of what is kept of one evaluation of an arm, for looking back."""
+    params = states[_structure(config, arm)].params
+    return _subject(config).trail_shapes(config, _reading(config, arm), params)
+
+
+def _largest(found: list[dict[str, tuple]], ahead: int) -> dict[str, tuple[int, ...]]:
+    """The shape that holds any of several, behind so many axes, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in (item for metrics in found for item in metrics.items()):
+        own = shape[ahead:]
+        shapes[name] = tuple(map(max, own, shapes.get(name, own)))
+    return shapes
+
+
+def _of_one(function: Callable, problem: Problem):
+    """Shapes of one seed's function(problems that lead with a slot)."""
+    several = jax.eval_shape(function, _stacked(problem, 1))
     return jax.tree.map(lambda leaf: leaf.update(shape=leaf.shape[1:]), several)
 
 

@@ -300,6 +300,7 @@ def time_schedules() -> tuple[dict, str]:
             config_lib.rates(config.arms[arm]),
             schedules.causal_gradient,
             schedules.causal_mix,
+            steps=config.steps,
         )
         state = schedule.init(problem.params)
         calls[arm] = _compiled(schedule.step, state, sequence, jax.random.key(0))

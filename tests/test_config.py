@@ -86,13 +86,13 @@ def test_whole_numbers_must_be_whole(text):
         ("task.stay", 1.2, "a number from 0 to 1"),
         ("task.stay", math.nan, "a number from 0 to 1"),
         ("task.length", 1, "a whole number from 2 to 1000000"),
-        ("task.name", "stiky", "one of sticky, toy"),
+        ("task.name", "stiky", "one of sticky, toy, "),
         ("model.d_k", 0, "a whole number from 1 to 100000"),
         ("model.init_scale", -0.1, "a number from 0 to 1e+30"),
         ("arms.sgd.learning_rate", -0.1, "a number from 0 to 1e+30"),
         ("arms.em.value_rate", math.nan, "a number from 0 to 1e+30"),
         ("arms.em.value_rate", math.inf, "a number from 0 to 1e+30"),
-        ("arms.adam.optimizer", "adamm", "one of sgd, momentum, adam"),
+        ("arms.adam.optimizer", "adamm", "one of sgd, momentum, adam, adamw"),
         ("arms.em.schedule", "e-m", "one of gradient, two_timescale, em"),
         (
             "run_arms",
@@ -211,8 +211,9 @@ def test_an_arm_may_be_wired_otherwise_unless_it_holds_attention():
     config_lib.override(config, "arms.sgd.dropout_rate", "0.25")
     config_lib.override(config, "arms.sgd.value_norm", "true")
     config_lib.check(config)
-    assert config_lib.structure(config.arms.sgd)[-2:] == (True, 0.25)
-    assert config_lib.structure(config.arms.em)[-2:] == (False, 0.0)
+    for arm, wiring in (("sgd", (True, 0.25)), ("em", (False, 0.0))):
+        found = config_lib.structure(config.arms[arm])
+        assert (found.value_norm, found.dropout_rate) == wiring
     with pytest.raises(config_lib.ConfigError, match="no such field"):
         config_lib.override(config, "arms.em_majorised.dropout_rate", "0.25")
     with config.unlocked():

@@ -6,7 +6,7 @@ import pytest
 from problems import result_of
 
 from jaxattn import config as config_lib
-from jaxattn import observations, report, run_figures, runs, sweep
+from jaxattn import observations, one_head, report, run_figures, runs
 from jaxattn import snapshot_figures as snapshots
 
 ARMS = ("sgd", "layer_norm", "random_frame")
@@ -25,7 +25,7 @@ def run(tmp_path_factory):
     early = np.where(step < 2, 1.0, 0.0)
     wiggle = late + np.where(step == 5, 0.5, 0)  # up and down again
     seed = 1 + 0.01 * np.arange(SEEDS)[:, None]
-    curves = {n: np.ones((3, SEEDS, STEPS + 1)) for n in sweep.METRICS}
+    curves = {n: np.ones((3, SEEDS, STEPS + 1)) for n in one_head.METRICS}
     curves |= {
         "train_loss": np.stack(
             [0.5 + seed * late, 0.5 + seed * early, 2 + 0 * seed * early]

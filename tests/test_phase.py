@@ -8,7 +8,7 @@ import pytest
 from problems import result_of
 
 from jaxattn import config as config_lib
-from jaxattn import phase, phase_figures, runs, sweep
+from jaxattn import one_head, phase, phase_figures, runs, sweep
 
 CONFIG = Path(__file__).parents[1] / "configs" / "rates.py"
 SEEDS = 8
@@ -40,7 +40,7 @@ def curves_of(config):
     rng = np.random.default_rng(0)
     steps = sweep.evaluation_steps(config)
     shape = len(config.run_arms), len(points.scale), SEEDS, len(steps)
-    metrics = {name: np.full(shape, 1.0, np.float32) for name in sweep.METRICS}
+    metrics = {name: np.full(shape, 1.0, np.float32) for name in one_head.METRICS}
     far = np.abs(np.log(points.scale / 0.3)) + 0.05 * np.log10(points.ratio * 10)
     end = 0.05 + 0.1 * far[None, :, None] + 0.001 * rng.random(shape[:3])
     end[1] -= 0.02

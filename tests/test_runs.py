@@ -17,6 +17,7 @@ from jaxattn import (
     figures,
     html,
     launch,
+    one_head,
     report,
     run_figures,
     runs,
@@ -50,7 +51,7 @@ def result(config):
     start = 2.1 + 0.01 * rng.random(SEEDS)
     fall = {"sgd": [0, 0.02, 0.04], "em": [0, 0.05, 0.1], "adam": [0, 0.3, 0.5]}
     train = np.stack([start[:, None] - np.array(fall[arm]) for arm in ARMS])
-    curves = {name: np.ones((3, SEEDS, 3)) for name in sweep.METRICS}
+    curves = {name: np.ones((3, SEEDS, 3)) for name in one_head.METRICS}
     curves |= {
         "train_loss": train,
         "train_bayes_nll": np.full_like(train, 1.9),
@@ -71,7 +72,7 @@ def run(tmp_path, config, result):
 
 
 def test_metrics_are_read_back_with_their_axes(run, result):
-    for name in sweep.METRICS:
+    for name in one_head.METRICS:
         np.testing.assert_array_equal(run.metrics[name], result.kept.curves[name])
         assert run.axes["axes"][name] == ["arm", "seed", "eval"]
     for name, array in run.metrics.items():
@@ -108,7 +109,7 @@ def test_summary_has_what_the_contract_names(run):
     assert summary["floors"]["entropy_rate"] == pytest.approx(1.883, abs=1e-3)
     assert list(summary["arms"]) == list(ARMS)
     for entry in summary["arms"].values():
-        for name in sweep.METRICS:
+        for name in one_head.METRICS:
             assert set(entry[name]) == {"mean", "std", "ci95", "n"}
     text = json.dumps(summary, allow_nan=False)
     assert json.loads(text)["arms"]["sgd"]["train_loss"]["n"] == SEEDS
@@ -417,7 +418,7 @@ def test_a_metric_is_selected_by_names(run):
 def test_a_frame_has_every_number_once(run):
     frame = run.to_frame()
     assert list(frame.columns) == ["arm", "seed", "step", "metric", "value"]
-    names = (*sweep.METRICS, *trajectory.CURVES)
+    names = (*one_head.METRICS, *trajectory.CURVES)
     assert len(frame) == sum(run.metrics[name].size for name in names)
     row = frame.query(
         "arm == 'em' and seed == 2 and step == 50 and metric == 'accuracy'"

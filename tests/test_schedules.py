@@ -159,6 +159,7 @@ def built(structure, rates, name):
             schedules.GRADIENTS[name], wiring=schedules.Wiring(causal=True)
         ),
         functools.partial(schedules.MIXES[name], causal=True),
+        steps=100,
     )
 
 
@@ -403,8 +404,11 @@ def test_online_em_learns_from_fresh_sequences_what_one_would_overfit():
 
 
 def test_roles_cover_the_parameters_once():
-    leaves = [leaf for leaves in schedules.ROLES.values() for leaf in leaves]
-    assert sorted(leaves) == sorted(attention.Params._fields)
+    params = attention.Params(*map(np.zeros, (1, 2, 3, 4, 5)))
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    roles = ["query", "key", "value", "output", "output"]
+    assert [schedules.role_of(path) for path in paths] == roles
+    assert set(roles) == set(schedules.ROLES)
 
 
 @pytest.mark.parametrize(

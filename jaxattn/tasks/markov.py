@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -82,3 +83,42 @@ def forward_filter(
         return log_prediction, Filtered(log_posterior, log_prediction)
 
     return jax.lax.scan(step, log_initial, log_likelihood)[1]
+
+
+def labelled_filter(
+    log_initial: jax.Array, log_labelled: jax.Array, symbols: jax.Array
+) -> jax.Array:
+    """Exact beliefs along a sequence of a chain that emits as it moves, in log space.
+
+    T^(o)_ij = p(z_{t+1} = j, x_t = o | z_t = i)
+    p(z_{t+1} | x_1..x_t) ∝ Σ_z p(z | x_1..x_{t-1}) T^(x_t)_{z, z_{t+1}}
+
+    Each step is normalised, so nothing under- or overflows at any length.
+
+    Args:
+      log_initial: log p(z_1) (n,).
+      log_labelled: log T (O, n, n), symbols, rows from, columns to; -inf where
+        impossible. Summed over symbols, rows sum to 1.
+      symbols: x (T,), integers.
+
+    Returns:
+      log p(z_{t+1} | x_1..x_t) (T, n), in nats. NaN from the first position on whose
+      symbol no state allows; one that is not in 0..O-1 none does.
+
+    Source: Shai et al. 2024, arXiv 2405.15943 (there not scaled).
+    """
+    chex.assert_rank([log_initial, log_labelled, symbols], [1, 3, 1])
+    num_symbols = len(log_labelled)
+    # One symbol more, which nothing emits, for all that are none.
+    log_labelled = jnp.pad(
+        log_labelled, [(0, 1), (0, 0), (0, 0)], constant_values=-jnp.inf
+    )
+    known = (symbols >= 0) & (symbols < num_symbols)
+
+    def step(log_belief, symbol):
+        log_joint = jax.nn.logsumexp(log_belief[:, None] + log_labelled[symbol], axis=0)
+        # With no state possible this is -inf - (-inf): the NaN that flags it.
+        log_belief = log_joint - jax.nn.logsumexp(log_joint)
+        return log_belief, log_belief
+
+    return jax.lax.scan(step, log_initial, jnp.where(known, symbols, num_symbols))[1]

@@ -1,0 +1,96 @@
+"""HMM filtering: exact beliefs about a hidden state, under rules that a header spells.
+
+python scripts/train.py --config=configs/hmm.py         # 3 seeds, 3 arms
+python scripts/train.py --config=configs/hmm.py:parts   # what each part does
+python scripts/train.py --config=configs/hmm.py:mess3   # one known process
+python scripts/train.py --config=configs/hmm.py:paper   # for a GPU
+python scripts/train.py --config=configs/hmm.py:smoke   # seconds
+"""
+
+from ml_collections import ConfigDict
+
+from jaxattn.config import vary
+
+VARIANTS = {
+    "smoke": {
+        "seeds": 2,
+        "steps": 20,
+        "eval_every": 10,
+        "batch_size": 8,
+        "heldout": 16,
+        "probe": 4,
+        "run_arms": ("transformer", "gru"),
+    },
+    "paper": {
+        "task.num_states": 5,
+        "task.num_symbols": 5,
+        "task.num_observations": 20,
+        "model.depth": 9,
+        "model.heads": 8,
+        "model.kv_heads": 8,
+        "model.width": 256,
+        "model.d_head": 32,
+        "model.mlp_width": 1024,
+        "steps": 100_000,
+        "eval_every": 5000,
+        "arms.mlp.mlp_width": 1535,
+        "arms.gru.width": 360,
+    },
+}
+
+
+def _adamw(**model) -> dict:
+    return {
+        "schedule": "gradient",
+        "optimizer": "adamw",
+        "learning_rate": 0.001,
+        "weight_decay": 0.01,
+        "warm_up": 0.05,
+        **model,
+    }
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config, or one of `VARIANTS` of it."""
+    config = ConfigDict(
+        {
+            "seeds": 3,
+            "seed": 0,  # root of every random key
+            "steps": 3000,
+            "eval_every": 150,
+            "batch_size": 64,
+            "fresh": True,
+            "heldout": 256,  # sequences that judge
+            "probe": 16,  # of them, on which heads are looked at
+            "stretch": 2.5,  # times the observations, of the longest sequences judged
+            "model": {
+                "kind": "transformer",
+                "depth": 3,
+                "width": 64,
+                "heads": 4,
+                "kv_heads": 4,
+                "d_head": 16,
+                "mlp_width": 256,
+                "residual": True,
+                "norm": "pre",
+                "positions": "rotary",
+                "bias": False,
+            },
+            "task": {
+                "name": "hmm",
+                "num_states": 3,
+                "num_symbols": 3,
+                "num_observations": 12,
+            },
+            "arms": {
+                "transformer": _adamw(),
+                # Baselines of as many parameters.
+                "mlp": _adamw(kind="mlp", mlp_width=384, positions="learned"),
+                "gru": _adamw(kind="gru", width=88, positions="none"),
+            },
+            "run_arms": ("transformer", "mlp", "gru"),
+            "baseline": "transformer",
+        }
+    )
+    vary(config, VARIANTS, variant)
+    return config

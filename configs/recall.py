@@ -1,0 +1,99 @@
+"""Associative recall: look up the value that was shown with a key.
+
+python scripts/train.py --config=configs/recall.py         # 4 seeds, 4 arms
+python scripts/train.py --config=configs/recall.py:paper   # for a GPU
+python scripts/train.py --config=configs/recall.py:smoke   # seconds
+"""
+
+from ml_collections import ConfigDict
+
+from jaxattn.config import vary
+
+VARIANTS = {
+    "smoke": {
+        "seeds": 2,
+        "steps": 20,
+        "eval_every": 10,
+        "batch_size": 8,
+        "heldout": 16,
+        "probe": 4,
+        "run_arms": ("transformer", "gru"),
+    },
+    "paper": {
+        "task.num_keys": 64,
+        "task.num_values": 64,
+        "task.num_pairs": 24,
+        "task.num_queries": 8,
+        "task.filler": 16,
+        "model.depth": 6,
+        "model.heads": 6,
+        "model.kv_heads": 6,
+        "model.width": 192,
+        "model.d_head": 32,
+        "model.mlp_width": 768,
+        "steps": 100_000,
+        "eval_every": 5000,
+        "arms.mlp.mlp_width": 1155,
+        "arms.gru.width": 260,
+    },
+}
+
+
+def _adamw(**model) -> dict:
+    return {
+        "schedule": "gradient",
+        "optimizer": "adamw",
+        "learning_rate": 0.001,
+        "weight_decay": 0.01,
+        "warm_up": 0.05,
+        **model,
+    }
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """The config, or one of `VARIANTS` of it."""
+    config = ConfigDict(
+        {
+            "seeds": 4,
+            "seed": 0,  # root of every random key
+            "steps": 4000,
+            "eval_every": 200,
+            "batch_size": 64,
+            "fresh": True,
+            "heldout": 256,  # sequences that judge
+            "probe": 32,  # of them, on which heads are looked at
+            "stretch": 2.0,  # times the filler, of the longest sequences judged
+            "model": {
+                "kind": "transformer",
+                "depth": 2,
+                "width": 64,
+                "heads": 4,
+                "kv_heads": 4,
+                "d_head": 16,
+                "mlp_width": 256,
+                "residual": True,
+                "norm": "pre",
+                "positions": "rotary",
+                "bias": False,
+            },
+            "task": {
+                "name": "recall",
+                "num_keys": 12,
+                "num_values": 8,
+                "num_pairs": 5,
+                "num_queries": 3,
+                "filler": 4,
+                "novel": 0.2,  # share of queries for a key that was not shown
+            },
+            "arms": {
+                "transformer": _adamw(),
+                # Baselines of as many parameters.
+                "mlp": _adamw(kind="mlp", mlp_width=384, positions="learned"),
+                "gru": _adamw(kind="gru", width=88, positions="none"),
+            },
+            "run_arms": ("transformer", "mlp", "gru"),
+            "baseline": "transformer",
+        }
+    )
+    vary(config, VARIANTS, variant)
+    return config

@@ -1,0 +1,588 @@
+"""Tables of a run in a wind tunnel: summary.json, report.md, the terminal.
+
+What `report` says of every run, and beside it what only exact Bayes and layers allow:
+distances in bits, geometry beside its nulls, ablation, longer sequences, and which of
+the companion paper's claims held.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxattn import observations, report, stats
+from jaxattn.runs import Run
+
+# In bits or shares, over scored positions of held-out sequences; all but the last two
+# are 0 only for exact Bayes, or, the entropies', not even then.
+DISTANCES = {
+    "KL, bits": "heldout_kl_bits",
+    "total variation": "heldout_total_variation",
+    "entropy error": "heldout_entropy_error_bits",
+    "averaged": "heldout_averaged_entropy_error_bits",
+    "calibration": "calibration_error",
+    "accuracy": "accuracy",
+}
+# Question -> nulls of the finished model, beside its start (random initialisation).
+GEOMETRY: dict[str, tuple[str, ...]] = {
+    "key_orthogonality": ("random", "shuffled"),
+    "relative_entropy": (),
+    "query_key_alignment": (),
+    "entropy_axis": ("random", "permuted"),
+    "entropy_axis_within": ("random", "permuted"),
+    "main_axis_share": (),
+    "belief_read_out": ("permuted",),
+}
+_QUESTIONS = {
+    "key_orthogonality": "keys, mean abs. cosine",
+    "relative_entropy": "entropy of attention",
+    "query_key_alignment": "queries and their keys, cosine",
+    "entropy_axis": "PC1 and posterior entropy, abs. rank correlation",
+    "entropy_axis_within": "the same within positions",
+    "main_axis_share": "share of variance on PC1",
+    "belief_read_out": "beliefs read from the stream, R²",
+}
+_NULLS = {"random": "random subspace", "shuffled": "shuffled", "permuted": "permuted"}
+
+
+class Answer(NamedTuple):
+    """One of the companion paper's claims, asked of an arm."""
+
+    claim: str
+    what: str  # is compared
+    differences: tuple[np.ndarray, ...]  # (seed,), all below 0 where it holds
+
+
+def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
+    """What a program reads of a run in a wind tunnel, see `report.summarise`.
+
+    Args:
+      run: metrics and config.
+      wall_seconds: "compile" and "run".
+    """
+    summary = report.summarise(run, wall_seconds)
+    finite = report.stayed_finite(run)
+    for row, entry in enumerate(summary["arms"].values()):
+        kept = finite[row][:, None]
+        for name in DISTANCES.values():
+            values = np.where(kept[:, 0], run.metrics[name][row, :, -1], np.nan)
+            entry[name] = _entry(values)
+        entry["parameters"] = int(run.metrics["parameters"][row, 0])
+        entry["positions"] = {
+            name: _entries(np.where(kept, run.metrics[name][row, :, -1], np.nan))
+            for name in run.metrics
+            if name.startswith("position_") and run.metrics[name].ndim == 4
+        }
+        entry["longer"] = _longer(run, row)
+        entry["kl_over_baseline"] = _over_baseline(run, summary, row)
+        if attends(run, row):
+            entry["geometry"] = _geometry(run, row)
+            entry["ablation"] = _ablation(run, row)
+            entry["time_scales"] = {
+                name: observations.scales_entry(
+                    observations.time_scales(averaged(run), row, share)
+                )
+                for name, share in observations.SHARES.items()
+            }
+            entry["answers"] = [_judged(answer) for answer in answers(run, row)]
+    return summary
+
+
+def attends(run: Run, row: int) -> bool:
+    """Whether an arm has attention at all."""
+    return bool(np.isfinite(run.metrics["relative_entropy"][row]).any())
+
+
+def averaged(run: Run) -> Run:
+    """The run with the drift of attention as a mean over layers and heads."""
+    drift = run.metrics["attention_drift"]
+    known = np.isfinite(drift)
+    total = np.where(known, drift, 0).sum(axis=(3, 4))
+    count = known.sum(axis=(3, 4))
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return run._replace(metrics=run.metrics | {"attention_drift": mean})
+
+
+def of_layers(run: Run, row: int, name: str) -> np.ndarray:
+    """A curve of layers at every evaluation, heads averaged: (seed, eval, layer).
+
+    Args:
+      run: its metrics.
+      row: of the arm.
+      name: of a curve, or of a trait, whose evaluation is then the last alone.
+    """
+    values = run.metrics[name][row]
+    names = run.axes["axes"][name]
+    if "eval" not in names:
+        values = values[:, None]
+    if "head" in names:
+        known = np.isfinite(values)
+        total = np.where(known, values, 0).sum(axis=-1)
+        count = known.sum(axis=-1)
+        values = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    own = np.isfinite(values).any(axis=(0, 1))
+    return values[..., : int(own.nonzero()[0].max()) + 1] if own.any() else values
+
+
+def answers(run: Run, row: int) -> list[Answer]:
+    """What an arm says of the companion paper's claims; those it cannot are left out.
+
+    A claim needs more than its number: keys more orthogonal than they were before
+    training, and than random ones; values ordered by more than chance or any direction.
+    """
+    last = {
+        name: of_layers(run, row, name)[:, -1]
+        for question, nulls in GEOMETRY.items()
+        for name in (question, *(f"{question}_{null}" for null in nulls))
+    }
+    first = {name: of_layers(run, row, name)[:, 0] for name in GEOMETRY}
+    keys, entropy = last["key_orthogonality"], last["relative_entropy"]
+    found = [
+        Answer(
+            "keys become orthogonal axes (layer 1)",
+            "mean abs. cosine at the end, less before training, less random keys",
+            (
+                keys[:, 0] - first["key_orthogonality"][:, 0],
+                keys[:, 0] - last["key_orthogonality_random"][:, 0],
+            ),
+        ),
+        Answer(
+            "values are ordered by posterior entropy (last layer)",
+            "before training, a random direction, permuted; less what was found",
+            tuple(
+                null[:, -1] - last["entropy_axis"][:, -1]
+                for null in (
+                    first["entropy_axis"],
+                    last["entropy_axis_random"],
+                    last["entropy_axis_permuted"],
+                )
+            ),
+        ),
+        Answer(
+            "values are ordered by entropy within a position (last layer)",
+            "the same, of what is left when each position's mean is taken away",
+            tuple(
+                null[:, -1] - last["entropy_axis_within"][:, -1]
+                for null in (
+                    first["entropy_axis_within"],
+                    last["entropy_axis_within_random"],
+                    last["entropy_axis_within_permuted"],
+                )
+            ),
+        ),
+        Answer(
+            "the stream holds the belief (behind the last layer)",
+            "R² before training, of permuted beliefs; less what was found",
+            (
+                first["belief_read_out"][:, -1] - last["belief_read_out"][:, -1],
+                last["belief_read_out_permuted"][:, -1]
+                - last["belief_read_out"][:, -1],
+            ),
+        ),
+    ]
+    if entropy.shape[1] > 1:
+        steeper = entropy[:, -1] - entropy[:, 0]
+        before = first["relative_entropy"][:, -1] - first["relative_entropy"][:, 0]
+        sharpening = Answer(
+            "attention sharpens with depth",
+            "relative entropy of the last layer less the first; that less before",
+            (steeper, steeper - before),
+        )
+        found.insert(1, sharpening)
+    shares = largest_shares(run, row)
+    if shares is not None and shares.shape[1] > 1:
+        found.append(
+            Answer(
+                "heads share the work",
+                "largest share of the damage that one head of all does, less a half",
+                (shares.max(axis=1) - 0.5,),
+            )
+        )
+    return [a for a in found if all(np.isfinite(d).any() for d in a.differences)]
+
+
+def largest_shares(run: Run, row: int) -> np.ndarray | None:
+    """Each head's share of what all single heads' absence costs, (seed, L x H).
+
+    Without a head that only does harm; of heads replaced by their means.
+    """
+    base = run.metrics["heldout_kl_bits"][row, :, -1][:, None]
+    damage = run.metrics["head_averaged_kl_bits"][row]
+    damage = damage.reshape(len(damage), -1)
+    damage = np.maximum(damage[:, np.isfinite(damage).any(axis=0)] - base, 0)
+    total = damage.sum(axis=1, keepdims=True)
+    if not (total > 0).all():
+        return None
+    return damage / total
+
+
+def csv_table(summary: dict[str, Any]) -> str:
+    """One row per arm: mean, std, interval and n of every metric."""
+    return report.csv_table(summary)
+
+
+def terminal(summary: dict[str, Any]) -> str:
+    """The report for a terminal of 80 columns."""
+    blocks = [
+        f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps,"
+        " last evaluation,\nmean ± half a 95 % interval; distances to exact Bayes",
+        report.text_table(_short_table(summary)),
+        report.floor_line(summary),
+    ]
+    rows = _longer_table(summary)
+    if rows:
+        blocks += ["KL to Bayes on longer sequences, bits", report.text_table(rows)]
+    lines = [
+        f"{answer['verdict']:<9}  {answer['claim']}"
+        for answer in _answers_of(summary, summary["baseline"])
+    ]
+    if lines:
+        title = f"The companion paper's claims, of {summary['baseline']}"
+        blocks.append("\n".join([title, *lines]))
+    blocks.append(report.flag_block(summary))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
+    """The content of report.md.
+
+    Args:
+      summary: from `summarise`.
+      figures: paths of the pictures, relative to the report -> their captions.
+    """
+    wall = summary["wall_seconds"]
+    baseline = summary["baseline"]
+    parts = [
+        f"# {summary['config']}",
+        f"{summary['seeds']} seeds, {summary['steps']} steps;"
+        f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        *([summary["task_note"]] if summary["task_note"] else []),
+        _opening(summary),
+        "## How close to exact Bayes",
+        "Held-out sequences, never trained on; mean over seeds ± half a 95 % interval"
+        " (Student). KL(Bayes ‖ model) and entropies in bits per scored position. The"
+        " entropy error is the mean of |H(model) - H(Bayes)| over sequences and"
+        " positions; *averaged* is the companion paper's, in which errors of opposite"
+        " sign cancel. Neither tells a posterior from a permutation of it: only KL and"
+        " total variation do. Calibration: expected |p - what Bayes says where the"
+        " model says p|.",
+        report.markdown_table(_main_table(summary)),
+        report.floor_line(summary),
+    ]
+    parts += report.flag_section(summary)
+    against = _against_table(summary)
+    if len(against) > 1:
+        parts += [
+            f"## Against {baseline}",
+            f"How many times {baseline}'s KL an arm has, on the same seeds (geometric"
+            " mean and 95 % interval), and what is different about it.",
+            report.markdown_table(against),
+        ]
+    rows = _longer_table(summary)
+    if rows:
+        parts += [
+            "## Longer than trained",
+            "KL to Bayes in bits up to a length, as a multiple of that trained on, on"
+            " sequences that are longer.",
+            report.markdown_table(rows),
+        ]
+    answered = [arm for arm in summary["arms"] if _answers_of(summary, arm)]
+    if answered:
+        parts += [
+            "## The companion paper's claims",
+            "A claim holds if all its differences are below 0: the 95 % intervals of"
+            " Student and of the bootstrap, on these seeds; reversed if all are above."
+            " Each stands alone, so that of 20 one may be wrong.",
+            report.markdown_table(_answer_table(summary, answered)),
+        ]
+    for arm in answered:
+        if arm == baseline or baseline not in answered:
+            parts += _of_arm(summary, arm)
+    parts += report.picture_section(figures)
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
+    entry = summary["arms"][arm]
+    scales = [["share of the way", "attention", "KL", "√KL", "KL / attention", "√KL"]]
+    for name, found in entry["time_scales"].items():
+        cells = [
+            report.median_cell(found[part]) for part in ("frame", "precision", "root")
+        ]
+        cells += [
+            report.median_cell(found[f"{part}_over_frame"], interval=True)
+            for part in ("precision", "root")
+        ]
+        scales.append([{"half": "half", "most": "90 %"}[name], *cells])
+    return [
+        f"## Geometry of {arm}",
+        "By layer: before training (the null of random initialisation), at the end,"
+        " and the nulls of what was found at the end. The stream has one row more than"
+        " there are layers: what is embedded. Correlations are of the contexts that a"
+        " layer's values deliver at scored positions. Within positions: of what is"
+        " left of both when each position's mean is taken away, since where entropy"
+        " falls with position any axis of position is one of entropy.",
+        report.markdown_table(_geometry_table(entry["geometry"])),
+        f"## What {arm} loses without a part",
+        "KL to Bayes in bits with one head, one MLP or a whole layer replaced by zero"
+        " or by its mean over sequences and positions; with all in place"
+        f" {report.mean(entry['heldout_kl_bits'])}.",
+        report.markdown_table(_ablation_table(entry["ablation"])),
+        "## Frame and precision",
+        "Steps until attention (total variation to where it ends, mean over heads) and"
+        " KL had a share of their way behind them for good, and how many times as long"
+        " KL and its root took; medians over seeds"
+        f"{report.of_medians(summary)}. The root of KL is, like the drift of"
+        " attention, on the scale of a distance.",
+        report.markdown_table(scales),
+    ]
+
+
+def _opening(summary: dict[str, Any]) -> str:
+    baseline = summary["baseline"]
+    named: dict[str, list[str]] = {}
+    for answer in _answers_of(summary, baseline):
+        named.setdefault(answer["verdict"], []).append(answer["claim"])
+    said = [
+        f"**{verdict.capitalize()}**: {'; '.join(named[verdict])}."
+        for verdict in ("held", "reversed", "undecided")
+        if verdict in named
+    ]
+    if not said:
+        return "None of the companion paper's claims can be read from these arms."
+    return (
+        f"What {summary['seeds']} seeds of {baseline} say of the companion paper's"
+        f" claims. {' '.join(said)}"
+    )
+
+
+# --- entries
+
+
+def _entry(values: np.ndarray) -> dict[str, Any]:
+    return stats.estimate(values)._asdict()
+
+
+def _entries(values: np.ndarray) -> list[dict[str, Any]]:
+    """Of (seed, places), an estimate for each place."""
+    return [_entry(column) for column in values.T]
+
+
+def _longer(run: Run, row: int) -> dict[str, dict[str, Any]]:
+    """KL in bits on sequences longer than trained, up to each of some lengths."""
+    if "long_kl_bits" not in run.metrics:
+        return {}
+    kl = run.metrics["long_kl_bits"][row]
+    config = ConfigDict(run.config["config"])
+    task = report.task_of(run).tunnel
+    trained, longest = task.scored(config.task), kl.shape[1]
+    if longest == trained:  # longer by what is not asked for
+        return {f"{config.stretch:g}": _entry(kl.mean(axis=1))}
+    lengths = dict.fromkeys(
+        factor for factor in (1.0, 1.5, 2.5, config.stretch) if factor <= config.stretch
+    )
+    return {
+        f"{factor:g}": _entry(kl[:, : round(factor * trained)].mean(axis=1))
+        for factor in lengths
+    }
+
+
+def _over_baseline(run: Run, summary: dict, row: int) -> dict[str, Any]:
+    """How many times the baseline's KL, as mean and interval of logarithms."""
+    arms, baseline = list(summary["arms"]), summary["baseline"]
+    if baseline not in arms:
+        return _entry(np.array([]))
+    kl = run.metrics["heldout_kl_bits"][..., -1].astype(np.float64)
+    kl = np.where(report.stayed_finite(run) & (kl > 0), kl, np.nan)
+    return _entry(np.log(kl[row]) - np.log(kl[arms.index(baseline)]))
+
+
+def _geometry(run: Run, row: int) -> dict[str, Any]:
+    found = {}
+    for name, nulls in GEOMETRY.items():
+        values = of_layers(run, row, name)
+        found[name] = {
+            "start": _entries(values[:, 0]),
+            "end": _entries(values[:, -1]),
+        }
+        for null in nulls:
+            found[name][null] = _entries(of_layers(run, row, f"{name}_{null}")[:, -1])
+    return found
+
+
+def _ablation(run: Run, row: int) -> dict[str, Any]:
+    found = {}
+    for part in ("head", "mlp", "layer"):
+        for how in ("zeroed", "averaged"):
+            name = f"{part}_{how}_kl_bits"
+            if name not in run.metrics:
+                continue
+            values = run.metrics[name][row]
+            if np.isfinite(values).any():
+                by_layer = np.moveaxis(values.reshape(*values.shape[:2], -1), 1, 0)
+                found[f"{part}_{how}"] = [_entries(layer) for layer in by_layer]
+    return found
+
+
+def _judged(answer: Answer) -> dict[str, Any]:
+    zeros = np.zeros_like(answer.differences[0])
+    found = [stats.paired_difference(d, zeros) for d in answer.differences]
+    signs = {stats.sign(difference) for difference in found}
+    verdict = signs.pop() if len(signs) == 1 else 0
+    return {
+        "claim": answer.claim,
+        "what": answer.what,
+        "differences": [report.difference_entry(d) for d in found],
+        "verdict": report.VERDICTS[verdict],
+    }
+
+
+def _answers_of(summary: dict[str, Any], arm: str) -> list[dict[str, Any]]:
+    """What an arm answered, and what comes first in it, in its own words."""
+    entry = summary["arms"].get(arm, {})
+    found = list(entry.get("answers", ()))
+    if "time_scales" in entry:
+        times = entry["time_scales"]["half"]
+        verdicts = {"frame": "held", "precision": "reversed"}
+        found.append(
+            {
+                "claim": "attention settles before precision",
+                "what": "steps to half of the way",
+                "differences": [],
+                "times": times,
+                "verdict": verdicts.get(times["first"], "undecided"),
+            }
+        )
+    return found
+
+
+# --- tables
+
+
+def _main_table(summary: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", "parameters", *DISTANCES]]
+    for arm, entry in summary["arms"].items():
+        cells = [precise(entry[name]) for name in DISTANCES.values()]
+        rows.append([arm, f"{entry['parameters']:,}", *cells])
+    return rows
+
+
+def _short_table(summary: dict[str, Any]) -> list[list[str]]:
+    names = {n: m for n, m in DISTANCES.items() if n in ("KL, bits", "accuracy")}
+    names["TV"] = DISTANCES["total variation"]
+    rows = [["arm", "parameters", *names]]
+    for arm, entry in summary["arms"].items():
+        cells = [precise(entry[name]) for name in names.values()]
+        rows.append([arm, f"{entry['parameters']:,}", *cells])
+    return rows
+
+
+def _against_table(summary: dict[str, Any]) -> list[list[str]]:
+    rows = [["arm", "times the KL", "parameters"]]
+    for arm, entry in summary["arms"].items():
+        if arm != summary["baseline"] and entry["kl_over_baseline"]["n"]:
+            rows.append(
+                [arm, times(entry["kl_over_baseline"]), f"{entry['parameters']:,}"]
+            )
+    return rows
+
+
+def _longer_table(summary: dict[str, Any]) -> list[list[str]]:
+    lengths = list(
+        dict.fromkeys(n for e in summary["arms"].values() for n in e["longer"])
+    )
+    if not lengths:
+        return []
+    rows = [["arm", *(f"{length} x" for length in lengths)]]
+    for arm, entry in summary["arms"].items():
+        rows.append([arm, *(precise(entry["longer"][n]) for n in lengths)])
+    return rows
+
+
+def _answer_table(summary: dict[str, Any], arms: list[str]) -> list[list[str]]:
+    rows = [["claim", "differences, 95 %", *arms]]
+    claims = dict.fromkeys(
+        (a["claim"], a["what"]) for arm in arms for a in _answers_of(summary, arm)
+    )
+    for claim, what in claims:
+        cells = []
+        for arm in arms:
+            answer = [a for a in _answers_of(summary, arm) if a["claim"] == claim]
+            cells.append(_answer_cell(answer[0]) if answer else "cannot be asked")
+        rows.append([claim, what, *cells])
+    return rows
+
+
+def _answer_cell(answer: dict[str, Any]) -> str:
+    if "times" in answer:
+        ratios = (answer["times"][f"{n}_over_frame"] for n in ("precision", "root"))
+        said = "; ".join(report.median_cell(r, interval=True) for r in ratios)
+    else:
+        said = "; ".join(
+            "none"
+            if d["ci95"] is None
+            else f"{d['mean']:+.2f} {report.ends(d['ci95'])}"
+            for d in answer["differences"]
+        )
+    return f"{answer['verdict']} ({said})"
+
+
+def _geometry_table(found: dict[str, Any]) -> list[list[str]]:
+    nulls = list(_NULLS)
+    rows = [["question", "layer", "before training", "end", *_NULLS.values()]]
+    for name, entry in found.items():
+        for layer in range(len(entry["end"])):
+            cells = [
+                report.mean(entry["start"][layer]),
+                report.mean(entry["end"][layer]),
+            ]
+            cells += [
+                report.mean(entry[null][layer]) if null in entry else ""
+                for null in nulls
+            ]
+            place = layer if name == "belief_read_out" else layer + 1
+            rows.append([_QUESTIONS[name], str(place), *cells])
+    return [row for row in rows if row[3] != "none"]
+
+
+def _ablation_table(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["part", "replaced by zero", "by its mean"]]
+    depth = len(found["layer_zeroed"])
+    for layer in range(depth):
+        for part in ("head", "mlp", "layer"):
+            if f"{part}_zeroed" not in found:
+                continue
+            both = (found[f"{part}_{how}"][layer] for how in ("zeroed", "averaged"))
+            for number, entries in enumerate(zip(*both, strict=True), 1):
+                if entries[0]["mean"] is None:
+                    continue
+                name = {
+                    "head": f"layer {layer + 1}, head {number}",
+                    "mlp": f"layer {layer + 1}, MLP",
+                    "layer": f"layer {layer + 1}, all of it",
+                }[part]
+                rows.append([name, *map(precise, entries)])
+    return rows
+
+
+def precise(value: dict[str, Any]) -> str:
+    """An estimate with three significant digits, as it may be small."""
+    if value["mean"] is None:
+        return "none"
+    text = f"{value['mean']:.3g}"
+    if value["ci95"] is None:
+        return text
+    return f"{text}±{value['ci95'][1] - value['mean']:.2g}"
+
+
+def times(value: dict[str, Any]) -> str:
+    """A ratio from an estimate of its logarithm."""
+    if value["mean"] is None:
+        return "none"
+    text = f"{math.exp(value['mean']):.3g}"
+    if value["ci95"] is None:
+        return text
+    low, high = (math.exp(min(end, 700.0)) for end in value["ci95"])
+    return f"{text} [{low:.3g}, {high:.3g}]"

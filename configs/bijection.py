@@ -1,9 +1,10 @@
 """Bijection elimination: which value is left, when every pair is seen but once.
 
-python scripts/train.py --config=configs/bijection.py         # 4 seeds, 3 arms
-python scripts/train.py --config=configs/bijection.py:parts   # what each part does
-python scripts/train.py --config=configs/bijection.py:paper   # for a GPU
-python scripts/train.py --config=configs/bijection.py:smoke   # seconds
+python scripts/train.py --config=configs/bijection.py           # 6 seeds, 3 arms
+python scripts/train.py --config=configs/bijection.py:parts     # what each part does
+python scripts/train.py --config=configs/bijection.py:schedules # not adamw
+python scripts/train.py --config=configs/bijection.py:paper     # for a GPU
+python scripts/train.py --config=configs/bijection.py:smoke     # seconds
 """
 
 from ml_collections import ConfigDict
@@ -18,6 +19,21 @@ VARIANTS = {
         "batch_size": 8,
         "heldout": 16,
         "probe": 4,
+        "run_arms": ("transformer", "mlp"),
+    },
+    # One thing at a time.
+    "parts": {
+        "seeds": 4,
+        "steps": 2500,
+        "run_arms": (
+            *("transformer", "shallow", "one_head", "shared_keys", "no_mlp"),
+            *("no_residual", "no_norm", "post_norm", "value_norm", "dropout", "gru"),
+        ),
+    },
+    "schedules": {
+        "seeds": 4,
+        "steps": 2500,
+        "run_arms": ("transformer", "sgd", "values_fast", "em"),
     },
     "paper": {
         "task.num_symbols": 20,
@@ -48,14 +64,23 @@ def _adamw(**model) -> dict:
     }
 
 
+def _rates(routing: float = 0.1, value: float = 0.1, output: float = 0.1) -> dict:
+    return {
+        "schedule": "two_timescale",
+        "routing_rate": routing,
+        "value_rate": value,
+        "output_rate": output,
+    }
+
+
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
-            "seeds": 4,
+            "seeds": 6,
             "seed": 0,  # root of every random key
-            "steps": 5000,
-            "eval_every": 250,
+            "steps": 4000,
+            "eval_every": 100,
             "batch_size": 64,
             "fresh": True,
             "heldout": 256,  # sequences that judge
@@ -80,9 +105,31 @@ def get_config(variant: str = "") -> ConfigDict:
                 # Baselines of as many parameters.
                 "mlp": _adamw(kind="mlp", mlp_width=384),
                 "history_mlp": _adamw(kind="history_mlp", mlp_width=80),
-                "gru": _adamw(kind="gru", width=88),
+                "gru": _adamw(kind="gru", width=88, positions="none"),
+                # The transformer with one thing changed.
+                "shallow": _adamw(depth=1),
+                "one_head": _adamw(heads=1, kv_heads=1, d_head=64),
+                "shared_keys": _adamw(kv_heads=1),
+                "no_mlp": _adamw(mlp_width=0),
+                "no_residual": _adamw(residual=False),
+                "no_norm": _adamw(norm="none"),
+                "post_norm": _adamw(norm="post"),
+                "value_norm": _adamw(value_norm=True),
+                "dropout": _adamw(dropout_rate=0.1),
+                # Other schedules, on every layer.
+                "sgd": _rates(),
+                "values_fast": _rates(value=1.0),
+                "em": _rates(value=1.0)
+                | {
+                    "schedule": "em",
+                    "optimizer": "sgd",
+                    "m_step": "gradient",
+                    "order": "alternating",
+                    "inner_steps": 1,
+                },
             },
-            "run_arms": ("transformer", "mlp", "history_mlp", "gru"),
+            # What an MLP sees of the past is a control: is it attention, or the past?
+            "run_arms": ("transformer", "mlp", "history_mlp"),
             "baseline": "transformer",
         }
     )

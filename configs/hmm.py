@@ -1,6 +1,6 @@
 """HMM filtering: exact beliefs about a hidden state, under rules that a header spells.
 
-python scripts/train.py --config=configs/hmm.py         # 3 seeds, 3 arms
+python scripts/train.py --config=configs/hmm.py         # 4 seeds, 2 arms
 python scripts/train.py --config=configs/hmm.py:parts   # what each part does
 python scripts/train.py --config=configs/hmm.py:mess3   # one known process
 python scripts/train.py --config=configs/hmm.py:paper   # for a GPU
@@ -20,6 +20,20 @@ VARIANTS = {
         "heldout": 16,
         "probe": 4,
         "run_arms": ("transformer", "gru"),
+    },
+    # One thing at a time.
+    "parts": {
+        "seeds": 3,
+        "steps": 2000,
+        "run_arms": (
+            *("transformer", "shallow", "no_mlp", "no_residual", "no_norm"),
+            *("value_norm", "dropout", "learned", "mlp"),
+        ),
+    },
+    # Next-symbol prediction of Shai et al. 2024.
+    "mess3": {
+        "task": {"name": "fixed_hmm", "process": "mess3", "length": 16},
+        "steps": 2000,
     },
     "paper": {
         "task.num_states": 5,
@@ -54,10 +68,10 @@ def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
-            "seeds": 3,
+            "seeds": 4,
             "seed": 0,  # root of every random key
             "steps": 3000,
-            "eval_every": 150,
+            "eval_every": 100,
             "batch_size": 64,
             "fresh": True,
             "heldout": 256,  # sequences that judge
@@ -87,8 +101,16 @@ def get_config(variant: str = "") -> ConfigDict:
                 # Baselines of as many parameters.
                 "mlp": _adamw(kind="mlp", mlp_width=384, positions="learned"),
                 "gru": _adamw(kind="gru", width=88, positions="none"),
+                # The transformer with one thing changed.
+                "shallow": _adamw(depth=1),
+                "no_mlp": _adamw(mlp_width=0),
+                "no_residual": _adamw(residual=False),
+                "no_norm": _adamw(norm="none"),
+                "value_norm": _adamw(value_norm=True),
+                "dropout": _adamw(dropout_rate=0.1),
+                "learned": _adamw(positions="learned"),
             },
-            "run_arms": ("transformer", "mlp", "gru"),
+            "run_arms": ("transformer", "gru"),
             "baseline": "transformer",
         }
     )

@@ -130,7 +130,7 @@ FIELDS: dict[str, Rule] = {
     "model.d_v": _whole(1, 100_000),
     "model.init_scale": _number(0, 1e30),
     "model.bias": _FLAG,
-    "task.name": _one_of(catalogue.TASKS),
+    "task.name": _one_of([n for n, task in catalogue.TASKS.items() if task.one_head]),
     "task.length": _whole(2, 1_000_000),
     "task.num_symbols": _whole(2, 1000),
     "task.num_classes": _whole(2, 1000),
@@ -160,10 +160,11 @@ TUNNEL_FIELDS: dict[str, Rule] = {
         field: FIELDS[field]
         for field in (
             *("seeds", "seed", "steps", "eval_every", "batch_size", "fresh"),
-            *("run_arms", "baseline", "task.name", "task.length", "task.num_symbols"),
+            *("run_arms", "baseline", "task.length", "task.num_symbols"),
             *("task.d_x", "task.stay", "task.embedding_seed"),
         )
     },
+    "task.name": _one_of([n for n, task in catalogue.TASKS.items() if task.tunnel]),
     "heldout": _whole(4, 1_000_000),  # sequences that judge
     "probe": _whole(1, 1_000_000),  # of them, on which heads are looked at
     "stretch": _number(1, 1000),  # times the length, of the longest sequences judged
@@ -318,7 +319,6 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
-    _require_task(config, "tunnel" if is_tunnel(config) else "one_head")
     if "grid" in config:
         _check_fields(config, GRID_FIELDS)
         _check_grid_arms(config)
@@ -376,16 +376,6 @@ def stretched(config: ConfigDict) -> ConfigDict:
     if longer is not None:
         fields[longer] = round(config.stretch * fields[longer])
     return fields
-
-
-def _require_task(config: ConfigDict, what: str) -> None:
-    name = flatten(config).get("task.name")
-    task = catalogue.TASKS.get(name) if isinstance(name, str) else None
-    if task is not None and not getattr(task, what):
-        fit = [name for name, entry in catalogue.TASKS.items() if getattr(entry, what)]
-        raise ConfigError(
-            f"task.name={name!r}: not for such a model; allowed: {', '.join(fit)}"
-        )
 
 
 def _check_tunnel(config: ConfigDict) -> None:
@@ -564,7 +554,7 @@ def _arm_rules(arm: ConfigDict, of_tunnel: bool) -> dict[str, Rule]:
         rules |= {name: rule for name, rule in _WIRING_RULES.items() if name in arm}
     if of_tunnel:
         rules |= {name: rule for name, rule in MODEL_RULES.items() if name in arm}
-    if arm.get("optimizer") in schedules.SCHEDULED and "m_step" not in fields:
+    if schedule == "gradient" and arm.get("optimizer") in schedules.SCHEDULED:
         rules["warm_up"] = _BELOW_ONE
     if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
         names = schedules.rates_of(structure(arm))

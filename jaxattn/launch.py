@@ -26,6 +26,7 @@ class Output(NamedTuple):
     figures: bool  # all pictures, as PNG and GIF
     pdf: bool  # also as vector graphics
     html: bool  # also the report as one page
+    weights: bool = False  # also what transformers ended with
 
 
 class Way(NamedTuple):
@@ -177,6 +178,8 @@ def _write(
 ) -> dict[str, Any]:
     with runs.staged(workdir) as stage:
         run = _summarised(runs.write_metrics(stage, config, result), wall)
+        if output.weights:
+            runs.write_weights(stage, result)
         # First without pictures, so that numbers do not hang on drawing.
         _write_readable(stage, run, Output(figures=False, pdf=False, html=False))
     if output.figures or output.html:

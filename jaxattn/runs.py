@@ -26,10 +26,12 @@ from flax import serialization
 from ml_collections import ConfigDict
 
 import jaxattn
-from jaxattn import sweep
+from jaxattn import config as config_lib
+from jaxattn import sweep, transformer
 
 _CHECKPOINT = "*.msgpack"  # a digest and flax's bytes; its name is the steps done
 _DIGEST = hashlib.sha256
+_WEIGHTS = "weights.msgpack"
 # What a run may be resumed with though it was begun with others.
 _ANY = ("device.count", "device.cores", "processes", "git_commit")
 _SNAPSHOT_AXES = {
@@ -333,6 +335,49 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
     _write_json(folder / "metrics.json", {"axes": axes, "coordinates": coordinates})
     write_config(folder, config)
     return load(folder)
+
+
+def write_weights(folder: Path, result: sweep.Result) -> None:
+    """Writes weights.msgpack: what transformers, and baselines, ended with.
+
+    Args:
+      folder: from `staged`.
+      result: of a run in a wind tunnel; of others there is nothing to write.
+    """
+    if result.kept.weights:
+        content = serialization.to_bytes(result.kept.weights)
+        (folder / _WEIGHTS).write_bytes(content)
+
+
+def load_weights(path: Path | str, arm: str, seed: int) -> transformer.Params:
+    """Parameters of an arm at the end, for `transformer.apply`.
+
+    Args:
+      path: of a run directory with weights.msgpack.
+      arm: that ran.
+      seed: its id.
+
+    Raises:
+      RunError: it is not there, or not of this arm's architecture; names what is
+        missing, too much, or of another shape.
+    """
+    run, path = load(path), Path(path)
+    run.select("diverged_step", arm=arm, seed=seed)  # or it says what there is
+    place = run.axes["coordinates"]["seed"].index(seed)
+    try:
+        found = serialization.msgpack_restore((path / _WEIGHTS).read_bytes())[arm]
+        own = jax.tree.map(lambda leaf: leaf[place], found)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(
+            f"run={str(path)!r}: its {_WEIGHTS} cannot be read ({error!r}); allowed: a"
+            " run that was trained with --weights"
+        ) from None
+    config = ConfigDict(run.config["config"])
+    structure = config_lib.structure(config.arms[arm])
+    try:
+        return transformer.restored(config_lib.architecture(config, structure), own)
+    except transformer.ParamsError as error:
+        raise RunError(f"run={str(path)!r}, arm={arm!r}: {error}") from None
 
 
 def write_config(folder: Path, config: ConfigDict) -> None:

@@ -77,6 +77,8 @@ class Kept(NamedTuple):
     traits: dict[str, np.ndarray]  # (arm, seed, ...)
     # (arm, snapshot seed, snapshot, ...), of the snapshot seeds that are among these.
     snapshots: dict[str, np.ndarray]
+    # Of finished transformers, by arm, lead with seed; else ().
+    weights: Any = ()
 
 
 class Round(NamedTuple):
@@ -283,11 +285,15 @@ def outline(sweep: Sweep, carry: dict) -> Carry:
       carry: from `flax.serialization.to_state_dict`.
     """
     kept = _nothing_kept(sweep, np.arange(0))
+    done = kept
+    if _subject(sweep.config).KEEPS_WEIGHTS:
+        weights = {arm: state.params for arm, state in sweep.states.items()}
+        done = kept._replace(weights=weights)
     rounds = tuple(
         Round(np.array(0), sweep.states, (sweep.trail,) * len(round_["trail"]), kept)
         for round_ in carry["rounds"].values()
     )
-    return Carry(np.array(0), (kept,) * len(carry["done"]), rounds)
+    return Carry(np.array(0), (done,) * len(carry["done"]), rounds)
 
 
 def is_done(config: ConfigDict, carry: Carry) -> bool:
@@ -488,6 +494,11 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
         kept = kept._replace(curves=kept.curves | curves, traits=traits)
     if sweep.snapshots:
         kept = kept._replace(snapshots=_pictures(sweep, round_, problems))
+    if _subject(config).KEEPS_WEIGHTS:
+        own = {arm: round_.states[arm].params for arm in config.run_arms}
+        everyone = processes.gather(own)
+        weights = jax.tree.map(lambda leaf: leaf[: len(kept.seeds)], everyone)
+        kept = kept._replace(weights=weights)
     return round_._replace(kept=kept)
 
 
@@ -608,6 +619,7 @@ def _join(config: ConfigDict, parts: Sequence[Kept]) -> Kept:
         np.concatenate([part.diverged_step for part in parts], axis=-1),
         together("traits", _seed_axis(config)),
         together("snapshots", 1),
+        jax.tree.map(lambda *own: np.concatenate(own), *[p.weights for p in parts]),
     )
     return _pick(config, joined, np.argsort(seeds))
 
@@ -624,6 +636,7 @@ def _pick(config: ConfigDict, kept: Kept, which: np.ndarray) -> Kept:
         kept.diverged_step[..., which],
         {name: np.take(trait, which, axis) for name, trait in kept.traits.items()},
         {name: array[:, places] for name, array in kept.snapshots.items()},
+        jax.tree.map(lambda leaf: leaf[which], kept.weights),
     )
 
 

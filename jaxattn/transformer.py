@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, serialization
 
 from jaxattn import attention, streaming
 
@@ -202,6 +202,21 @@ def check_params(architecture: Architecture, params: Params) -> None:
         )
 
 
+def restored(architecture: Architecture, params: dict[str, Any]) -> Params:
+    """Parameters as they are written, where blocks have no numbers but names.
+
+    Args:
+      architecture: that they are of.
+      params: nested dicts, such as `flax.serialization` reads.
+
+    Raises:
+      ParamsError: they are of another.
+    """
+    check_params(architecture, params)
+    _, state = _skeleton(architecture)
+    return serialization.from_state_dict(nnx.to_pure_dict(state), params)
+
+
 # --- modules
 
 
@@ -234,7 +249,7 @@ class _Embed(nnx.Module):
 
     def _row(self, table: nnx.Embed, index: jax.Array) -> jax.Array:
         # Called, `nnx.Embed` would make float32 of other precisions.
-        return table.embedding.get_value()[index]
+        return jnp.asarray(table.embedding.get_value())[index]
 
 
 class _Attention(nnx.Module):

@@ -31,6 +31,7 @@ from jaxattn.transformer import Architecture
 
 # Where one of these is not finite, a seed has diverged.
 JUDGED = ("train_loss", "heldout_loss", "heldout_kl")
+KEEPS_WEIGHTS = True  # of finished seeds
 
 _OF_HEADS = ("layer", "head")
 # What is behind the axes of arms, seeds and, of a curve, evaluations. NaN where an arm
@@ -44,6 +45,7 @@ AXES: dict[str, tuple[str, ...]] = {
     # What the laws say of each head, and its geometry: means over probes.
     "relative_entropy": _OF_HEADS,
     "routing_pressure": _OF_HEADS,
+    "largest_advantage": _OF_HEADS,
     "score_gradient_norm": _OF_HEADS,
     "value_gradient_norm": _OF_HEADS,
     "key_orthogonality": _OF_HEADS,
@@ -488,6 +490,7 @@ def _law_statistics(reading: Architecture, params, probes: Batch) -> dict:
     names = (
         "relative_entropy",
         "routing_pressure",
+        "largest_advantage",
         "score_gradient_norm",
         "value_gradient_norm",
     )

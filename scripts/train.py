@@ -1,7 +1,7 @@
 """Trains every arm of a config on every seed, and writes a run directory.
 
 python scripts/train.py --config=configs/sticky.py[:VARIANT] [--workdir=DIR]
-    [--config.NAME=VALUE ...] [--html] [--pdf] [--nofigures]
+    [--config.NAME=VALUE ...] [--html] [--pdf] [--nofigures] [--weights]
 
 How it runs: --workers, --seeds_together, --memory_share, --checkpoint_seconds,
 --nocache; as one of several processes --distributed, or --coordinator, --processes and
@@ -25,6 +25,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-varia
 _FIGURES = flags.DEFINE_bool("figures", True, "draw them; scripts/figures.py can later")
 _HTML = flags.DEFINE_bool("html", False, "also write the report as one page")
 _PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
+_WEIGHTS = flags.DEFINE_bool("weights", False, "also write weights of transformers")
 _WORKERS = flags.DEFINE_integer(
     "workers", 0, "batches of seeds at once; 0: one for each core of a CPU", 0
 )
@@ -97,7 +98,7 @@ def _way() -> launch.Way:
         together=_TOGETHER.value,
         memory_share=_SHARE.value,
         checkpoint_seconds=_CHECKPOINT.value,
-        output=launch.Output(_FIGURES.value, _PDF.value, _HTML.value),
+        output=launch.Output(_FIGURES.value, _PDF.value, _HTML.value, _WEIGHTS.value),
     )
 
 

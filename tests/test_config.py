@@ -86,7 +86,7 @@ def test_whole_numbers_must_be_whole(text):
         ("task.stay", 1.2, "a number from 0 to 1"),
         ("task.stay", math.nan, "a number from 0 to 1"),
         ("task.length", 1, "a whole number from 2 to 1000000"),
-        ("task.name", "stiky", "one of sticky, toy, "),
+        ("task.name", "stiky", "one of sticky, toy"),
         ("model.d_k", 0, "a whole number from 1 to 100000"),
         ("model.init_scale", -0.1, "a number from 0 to 1e+30"),
         ("arms.sgd.learning_rate", -0.1, "a number from 0 to 1e+30"),

@@ -1,0 +1,395 @@
+"""Transformers in a sweep: what is scored, seen and written of them."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from jaxattn import (
+    attention,
+    launch,
+    runs,
+    schedules,
+    sweep,
+    transformer,
+    tunnel_figures,
+    tunnel_report,
+    wind_tunnel,
+)
+from jaxattn import config as config_lib
+from jaxattn.tasks import catalogue
+
+SEEDS = 2
+
+
+def tiny_config(**changes):
+    """Two layers, one layer, none; in another order than the alphabet's."""
+    config = config_lib.load("configs/hmm.py:smoke")
+    arm = config.arms.transformer.to_dict()
+    small = {
+        "steps": 4,
+        "eval_every": 2,
+        "batch_size": 3,
+        "heldout": 6,
+        "probe": 2,
+        "stretch": 2.0,
+        "task.num_states": 2,
+        "task.num_symbols": 2,
+        "task.num_observations": 3,
+        "model.depth": 2,
+        "model.width": 8,
+        "model.heads": 2,
+        "model.kv_heads": 1,
+        "model.d_head": 4,
+        "model.mlp_width": 8,
+        "run_arms": ("transformer", "gru", "bare"),
+    }
+    config.arms = ConfigDict(
+        {
+            "transformer": arm,
+            "bare": {
+                "schedule": "em",
+                "optimizer": "sgd",
+                "m_step": "gradient",
+                "order": "alternating",
+                "inner_steps": 1,
+                "routing_rate": 0.1,
+                "output_rate": 0.1,
+                "value_rate": 0.3,
+                "depth": 1,
+                "mlp_width": 0,
+            },
+            "gru": arm | {"kind": "gru", "positions": "none"},
+        }
+    )
+    with config.ignore_type():
+        config.update_from_flattened_dict(small | changes)
+    config_lib.check(config)
+    return config
+
+
+def build(config, workers=2):
+    return sweep.build(config, sweep.plan(config, jax.devices()[:1], workers=workers))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _standard_promotion():
+    """Optax takes powers of a count in its Adam."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def program():
+    return build(tiny_config())
+
+
+@pytest.fixture(scope="module")
+def result(program):
+    carry = sweep.start()
+    while not sweep.is_done(program.config, carry):
+        carry = sweep.advance(program, carry)
+    return sweep.finish(program, carry)
+
+
+@pytest.fixture(scope="module")
+def run(result, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    found = runs.write_metrics(folder, tiny_config(), result)
+    wall = {"compile": 1.0, "run": 1.0}
+    return found._replace(summary=tunnel_report.summarise(found, wall))
+
+
+# --- the sweep
+
+
+def test_a_run_in_the_middle_goes_on_with_the_same_bits(program, result, tmp_path):
+    config, carry = program.config, sweep.start()
+    for _ in range(2):
+        carry = sweep.advance(program, carry)
+    runs.save_checkpoint(tmp_path, config, sweep.collect(program, carry), 1.0)
+    carry, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
+    while not sweep.is_done(config, carry):
+        carry = sweep.advance(program, carry)
+    again = sweep.finish(program, carry)
+    for part in ("curves", "traits"):
+        for name, values in getattr(result.kept, part).items():
+            np.testing.assert_array_equal(getattr(again.kept, part)[name], values)
+
+
+def test_every_array_has_its_axes_named_and_nothing_diverged(run):
+    coordinates = run.axes["coordinates"]
+    assert (run.metrics["diverged_step"] == -1).all()
+    for name, values in run.metrics.items():
+        names = run.axes["axes"][name]
+        assert len(names) == values.ndim, name
+        for axis, size in zip(names, values.shape, strict=True):
+            if axis in coordinates:
+                assert len(coordinates[axis]) == size, (name, axis)
+    named = {name for name in wind_tunnel.AXES if name in run.metrics}
+    assert named == set(wind_tunnel.AXES)
+
+
+def test_what_an_arm_has_not_is_not_made_up(run):
+    """Arms: two layers of two heads, none at all, one layer without an MLP."""
+    entropy = np.isfinite(run.metrics["relative_entropy"][:, 0, -1])
+    np.testing.assert_array_equal(
+        entropy, [[[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]
+    )
+    streams = np.isfinite(run.metrics["belief_read_out"][:, 0, -1])
+    np.testing.assert_array_equal(streams, [[1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    mlps = np.isfinite(run.metrics["mlp_zeroed_kl_bits"][:, 0])
+    np.testing.assert_array_equal(mlps, [[1, 1], [0, 0], [0, 0]])
+    assert not tunnel_report.attends(run, 1)
+
+
+def test_arms_of_one_architecture_start_alike_and_others_do_not(run):
+    start = run.metrics["heldout_kl_bits"][:, :, 0]
+    assert (np.abs(start[0] - start[2]) > 1e-6).all()
+    assert (run.metrics["attention_drift"][0, :, -1] == 0).all()
+    assert (run.metrics["attention_drift"][0, :, 0] > 0).all()
+
+
+def trained(program):
+    """The trained parameters of the first seed, and its held-out sequences."""
+    config, carry = program.config, sweep.start()
+    while not carry.rounds or carry.rounds[0].step + config.eval_every < config.steps:
+        carry = sweep.advance(program, carry)
+    ids = np.arange(SEEDS, dtype=np.uint32)
+    round_ = carry.rounds[0]
+    problems, _ = program.begin(tuple(ids))
+    one = jax.tree.map(lambda leaf: leaf[0], problems)
+    params = jax.tree.map(lambda leaf: leaf[0], round_.states["transformer"].params)
+    index = int(np.searchsorted(sweep.evaluation_steps(config), round_.step))
+    kept = round_.kept.curves
+    found = {name: curve[0, 0, index] for name, curve in kept.items()}
+    return params, one, found
+
+
+def test_metrics_are_those_worked_out_by_hand(program):
+    config = program.config
+    params, problem, found = trained(program)
+    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
+    batch, log_bayes = problem.heldout, np.asarray(problem.log_bayes_heldout)
+    apply = jax.jit(jax.vmap(lambda x: transformer.apply(model, params, x)))
+    activations = apply(batch.inputs)
+    log_p = np.asarray(jax.nn.log_softmax(activations.logit))
+    scored = np.asarray(batch.weights[0]) > 0
+    assert scored.sum() == config.task.num_observations
+    beta, p = np.exp(log_bayes[:, scored]), np.exp(log_p[:, scored])
+    log_beta, log_p = np.log2(beta), np.log2(p)
+    np.testing.assert_allclose(
+        found["position_kl_bits"],
+        (beta * (log_beta - log_p)).sum(axis=2).mean(axis=0),
+        rtol=1e-3,
+    )
+    np.testing.assert_allclose(
+        found["position_total_variation"],
+        np.abs(beta - p).sum(axis=2).mean(axis=0) / 2,
+        rtol=1e-4,
+    )
+    entropy, exact = -(p * log_p).sum(axis=2), -(beta * log_beta).sum(axis=2)
+    np.testing.assert_allclose(
+        found["heldout_entropy_error_bits"], np.abs(entropy - exact).mean(), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        found["heldout_averaged_entropy_error_bits"],
+        np.abs((entropy - exact).mean(axis=0)).mean(),
+        rtol=1e-3,
+    )
+    assert found["heldout_kl"] == pytest.approx(
+        found["heldout_kl_bits"] * math.log(2), rel=1e-4
+    )
+    assert found["accuracy"] == pytest.approx(
+        np.take_along_axis(beta, p.argmax(axis=2)[:, :, None], 2).mean(), rel=1e-4
+    )
+
+    # Attention of the probes, head by head, with the keys that they share.
+    mask = attention.causal_mask(batch.inputs.shape[1])
+    for layer, heads in enumerate(activations.heads):
+        for head in range(model.heads):
+            entropies = []
+            for n in range(config.probe):
+                a = attention.weights(
+                    attention.scores(heads.query[n, :, head], heads.key[n, :, 0]), mask
+                )
+                count = np.arange(2, len(a) + 1)
+                h = np.asarray(attention.attention_entropy(a))[1:] / np.log(count)
+                entropies.append(h.mean())
+            assert found["relative_entropy"][layer, head] == pytest.approx(
+                np.mean(entropies), rel=1e-3
+            )
+
+
+def test_dropout_is_for_training_alone(run):
+    del run
+    config = tiny_config()
+    structure = config_lib.structure(
+        ConfigDict(config.arms.transformer.to_dict() | {"dropout_rate": 0.5})
+    )
+    assert config_lib.architecture(config, structure).dropout_rate == 0.5
+    assert wind_tunnel.reading(config, structure).dropout_rate == 0
+    batch = sweep.draw_batch(config, np.uint32(0), 0)
+    params = wind_tunnel.init(config, structure, jax.random.key(0))
+    schedule = wind_tunnel.schedule(
+        config, structure, config_lib.rates(config.arms.transformer)
+    )
+    step = jax.jit(schedule.step)
+    found = {
+        float(step(schedule.init(params), batch, jax.random.key(n))[1].loss)
+        for n in range(3)
+    }
+    assert len(found) == 3
+
+
+# --- positions that count
+
+
+@pytest.mark.parametrize("name", ["bijection", "hmm", "recall"])
+def test_scored_positions_are_those_with_a_weight(name):
+    config = config_lib.load(f"configs/{name}.py:smoke")
+    config_lib.check(config)
+    fields = config_lib.stretched(config)
+    task = catalogue.TASKS[config.task.name].build(fields, jax.random.key(0))
+    batch = jax.jit(lambda key: wind_tunnel._several(task, key, 5))(jax.random.key(1))
+    place = np.asarray(wind_tunnel._scored(config, batch, fields))
+    for row, weights in zip(place, np.asarray(batch.weights), strict=True):
+        np.testing.assert_array_equal(row, np.flatnonzero(weights))
+
+
+@pytest.mark.parametrize("name", ["bijection", "hmm", "recall"])
+def test_baselines_are_of_as_many_parameters(name):
+    for variant in ("", ":paper"):
+        config = config_lib.load(f"configs/{name}.py{variant}")
+        config_lib.check(config)
+        sizes = {
+            arm: transformer.size(
+                config_lib.architecture(config, config_lib.structure(config.arms[arm]))
+            )
+            for arm in config.arms
+        }
+        for arm in {"mlp", "history_mlp", "gru"} & sizes.keys():
+            assert abs(sizes[arm] / sizes["transformer"] - 1) < 0.1, (variant, arm)
+
+
+def test_sizes_are_those_of_the_companion_paper():
+    """As in arXiv 2512.22471."""
+    bijection, hmm = (
+        config_lib.load(f"configs/{name}.py:paper") for name in ("bijection", "hmm")
+    )
+    assert (bijection.task.num_symbols, bijection.model.width) == (20, 192)
+    assert (bijection.model.depth, bijection.model.heads) == (6, 6)
+    assert (hmm.task.num_states, hmm.task.num_symbols) == (5, 5)
+    assert hmm.task.num_observations == 20
+    assert (hmm.model.depth, hmm.model.heads, hmm.model.width) == (9, 8, 256)
+
+
+# --- the report
+
+
+def test_the_report_says_what_the_arrays_say(run):
+    summary = json.loads(json.dumps(run.summary, allow_nan=False))
+    entry = summary["arms"]["transformer"]
+    kl = run.metrics["heldout_kl_bits"][0, :, -1]
+    assert entry["heldout_kl_bits"]["mean"] == pytest.approx(kl.mean())
+    over = summary["arms"]["gru"]["kl_over_baseline"]["mean"]
+    others = run.metrics["heldout_kl_bits"][1, :, -1]
+    assert over == pytest.approx(np.log(others / kl).mean(), rel=1e-4)
+    long_kl = run.metrics["long_kl_bits"][0]
+    assert long_kl.shape == (SEEDS, 6)
+    assert list(entry["longer"]) == ["1", "1.5", "2"]
+    assert entry["longer"]["1.5"]["mean"] == pytest.approx(long_kl[:, :4].mean())
+    assert len(entry["geometry"]["key_orthogonality"]["end"]) == 2
+    assert len(entry["geometry"]["belief_read_out"]["end"]) == 3
+    assert len(summary["arms"]["bare"]["geometry"]["entropy_axis"]["end"]) == 1
+    assert "geometry" not in summary["arms"]["gru"]
+    assert "mlp_zeroed" not in summary["arms"]["bare"]["ablation"]
+    text = tunnel_report.markdown(run.summary, {"figures/curves.png": "Curves."})
+    assert f"{entry['parameters']:,}" in text
+    assert "cannot be asked" in text  # one layer sharpens nothing
+    assert all(
+        len(line) <= 80 for line in tunnel_report.terminal(run.summary).split("\n")
+    )
+
+
+def made_up(run, **metrics):
+    """The run with numbers put in place of its own."""
+    changed = {
+        name: np.broadcast_to(values, run.metrics[name].shape).astype(np.float32)
+        for name, values in metrics.items()
+    }
+    return run._replace(metrics=run.metrics | changed)
+
+
+def verdicts(run):
+    found = [tunnel_report._judged(a) for a in tunnel_report.answers(run, 0)]
+    return {answer["claim"]: answer["verdict"] for answer in found}
+
+
+def test_a_claim_holds_only_beside_all_its_nulls(run):
+    keys = "keys become orthogonal axes (layer 1)"
+    axis = "values are ordered by posterior entropy (last layer)"
+    noise = 0.01 * np.random.default_rng(0).normal(size=(3, SEEDS, 3, 2, 2))
+    falling = np.array([0.5, 0.3, 0.1])[None, None, :, None, None] + noise
+    for null, verdict in ((0.4, "held"), (0.0, "undecided")):
+        found = made_up(run, key_orthogonality=falling, key_orthogonality_random=null)
+        assert verdicts(found)[keys] == verdict
+    rising = made_up(run, key_orthogonality=1 - falling, key_orthogonality_random=0.4)
+    assert verdicts(rising)[keys] == "reversed"
+
+    rho = np.array([0.2, 0.5, 0.9])[None, None, :, None] + noise[..., 0]
+    nulls = {"entropy_axis_random": 0.3, "entropy_axis_permuted": 0.05}
+    assert verdicts(made_up(run, entropy_axis=rho, **nulls))[axis] == "held"
+    nulls["entropy_axis_random"] = 0.9
+    assert verdicts(made_up(run, entropy_axis=rho, **nulls))[axis] == "undecided"
+
+
+def test_sharpening_is_of_the_last_layer_beside_the_first(run):
+    claim = "attention sharpens with depth"
+    noise = 0.01 * np.random.default_rng(0).normal(size=(3, SEEDS, 1, 1, 1))
+    by_layer = np.array([0.8, 0.3])[None, None, None, :, None]
+    start = np.ones((1, 1, 3, 1, 1))
+    start[:, :, 0] = 0  # equal before training
+    entropy = 0.5 + (by_layer + noise - 0.5) * start
+    assert verdicts(made_up(run, relative_entropy=entropy))[claim] == "held"
+    flipped = entropy[:, :, :, ::-1]
+    assert verdicts(made_up(run, relative_entropy=flipped))[claim] == "reversed"
+
+
+def test_one_head_that_does_all_the_work_shares_none(run):
+    base = np.full((3, SEEDS, 3), 0.1)
+    damage = np.full((3, SEEDS, 2, 2), 0.1)
+    damage[..., 0, 0] = 0.9
+    damage[..., 1, 1] = 0.05  # without it the model is better: no damage
+    found = made_up(run, heldout_kl_bits=base, head_averaged_kl_bits=damage)
+    shares = tunnel_report.largest_shares(found, 0)
+    np.testing.assert_allclose(shares[0], [1, 0, 0, 0], atol=1e-6)
+    assert verdicts(found)["heads share the work"] == "reversed"
+
+
+def test_pictures_are_drawn_and_named(run, tmp_path):
+    drawn = tunnel_figures.draw(run, tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == set(drawn)
+    assert set(drawn) >= {"manifold.png", "ablation.png", "attention.png", "longer.png"}
+    data = tunnel_figures.position_data(run, "position_kl_bits")
+    mean = run.metrics["position_kl_bits"][1, :, -1].mean(axis=0)
+    np.testing.assert_allclose(data["gru"].middle, mean, rtol=1e-5)
+
+
+def test_a_run_is_read_by_what_its_config_is():
+    tables, pictures = launch._readers(tiny_config().to_dict())
+    assert (tables, pictures) == (tunnel_report, tunnel_figures)
+
+
+def test_em_and_two_timescale_are_for_attention_alone():
+    config = tiny_config()
+    config.arms.bare.kind = "gru"
+    config.arms.bare.positions = "none"
+    with pytest.raises(config_lib.ConfigError, match=r"arms\.bare\.schedule='em'"):
+        config_lib.check(config)
+    assert schedules.LAYER_ROLES == transformer.ROLES
+    assert jnp.float32 == np.float32

@@ -27,7 +27,7 @@ VARIANTS = {
         "steps": 2000,
         "run_arms": (
             *("transformer", "shallow", "no_mlp", "no_residual", "no_norm"),
-            *("value_norm", "dropout", "learned", "mlp"),
+            *("value_norm", "dropout", "learned", "rotary"),
         ),
     },
     # Next-symbol prediction of Shai et al. 2024.
@@ -57,7 +57,7 @@ def _adamw(**model) -> dict:
     return {
         "schedule": "gradient",
         "optimizer": "adamw",
-        "learning_rate": 0.001,
+        "learning_rate": 0.003,
         "weight_decay": 0.01,
         "warm_up": 0.05,
         **model,
@@ -87,7 +87,8 @@ def get_config(variant: str = "") -> ConfigDict:
                 "mlp_width": 256,
                 "residual": True,
                 "norm": "pre",
-                "positions": "rotary",
+                # Where the header says what, and how long ago an observation was.
+                "positions": "learned_rotary",
                 "bias": False,
             },
             "task": {
@@ -109,6 +110,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 "value_norm": _adamw(value_norm=True),
                 "dropout": _adamw(dropout_rate=0.1),
                 "learned": _adamw(positions="learned"),
+                "rotary": _adamw(positions="rotary"),
             },
             "run_arms": ("transformer", "gru"),
             "baseline": "transformer",

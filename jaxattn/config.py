@@ -398,7 +398,7 @@ def _check_tunnel(config: ConfigDict) -> None:
             ("kv_heads", model.heads % model.kv_heads == 0, "a divisor of heads"),
             (
                 "d_head",
-                model.positions != "rotary" or model.d_head % 2 == 0,
+                not model.positions.endswith("rotary") or model.d_head % 2 == 0,
                 "an even number with rotary positions",
             ),
             (
@@ -408,7 +408,7 @@ def _check_tunnel(config: ConfigDict) -> None:
             ),
             (
                 "positions",
-                model.positions != "rotary" or model.kind == "transformer",
+                not model.positions.endswith("rotary") or model.kind == "transformer",
                 "none or learned without attention",
             ),
         ):

@@ -24,7 +24,7 @@ from jaxattn import attention, streaming
 
 KINDS = ("transformer", "mlp", "history_mlp", "gru")
 NORMS = ("none", "pre", "post")
-POSITIONS = ("none", "learned", "rotary")
+POSITIONS = ("none", "learned", "rotary", "learned_rotary")
 
 Params = dict[str, Any]  # nested, leaves are arrays
 
@@ -235,8 +235,12 @@ class _Embed(nnx.Module):
             self.token = nnx.Embed(a.num_tokens, a.width, rngs=rngs)
         else:
             self.vector = nnx.Linear(a.d_x, a.width, use_bias=a.bias, rngs=rngs)
-        if a.positions == "learned":
-            self.position = nnx.Embed(a.length, a.width, rngs=rngs)
+        if a.positions in ("learned", "learned_rotary"):
+            # From zero, so that places beyond any it was trained on add nothing.
+            zeros = nnx.initializers.zeros
+            self.position = nnx.Embed(
+                a.length, a.width, embedding_init=zeros, rngs=rngs
+            )
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         if hasattr(self, "token"):
@@ -272,7 +276,7 @@ class _Attention(nnx.Module):
                 (self.value, a.kv_heads),
             )
         )
-        if a.positions == "rotary":
+        if a.positions in ("rotary", "learned_rotary"):
             query, key = rotate(query), rotate(key)
         if asked.held is not None:
             query, key = asked.held[layer]

@@ -24,7 +24,7 @@ VARIANTS = {
     # One thing at a time.
     "parts": {
         "seeds": 4,
-        "steps": 2500,
+        "steps": 2000,
         "run_arms": (
             *("transformer", "shallow", "one_head", "shared_keys", "no_mlp"),
             *("no_residual", "no_norm", "post_norm", "value_norm", "dropout", "gru"),
@@ -32,7 +32,7 @@ VARIANTS = {
     },
     "schedules": {
         "seeds": 4,
-        "steps": 2500,
+        "steps": 2000,
         "run_arms": ("transformer", "sgd", "values_fast", "em"),
     },
     "paper": {

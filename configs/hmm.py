@@ -24,10 +24,10 @@ VARIANTS = {
     # One thing at a time.
     "parts": {
         "seeds": 3,
-        "steps": 2000,
+        "steps": 1500,
         "run_arms": (
-            *("transformer", "shallow", "no_mlp", "no_residual", "no_norm"),
-            *("value_norm", "dropout", "learned", "rotary"),
+            *("transformer", "shallow", "no_residual", "no_norm", "dropout"),
+            *("learned", "rotary"),
         ),
     },
     # Next-symbol prediction of Shai et al. 2024.

@@ -111,10 +111,10 @@ def kl_to_bayes(
     chex.assert_rank([log_bayes, logit], 2)
     chex.assert_equal_shape([log_bayes, logit])
     log_p = jax.nn.log_softmax(logit)
-    possible = log_bayes > -jnp.inf
+    bayes = jnp.exp(log_bayes)
     # NaN is how a task flags impossible evidence: let it through, do not hide it.
-    gap = jnp.where(possible | jnp.isnan(log_bayes), log_bayes - log_p, 0)
-    kl = jnp.sum(jnp.exp(log_bayes) * gap, axis=1)
+    gap = jnp.where((bayes > 0) | jnp.isnan(log_bayes), log_bayes - log_p, 0)
+    kl = jnp.sum(bayes * gap, axis=1)
     return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), kl)
 
 

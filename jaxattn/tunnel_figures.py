@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from ml_collections import ConfigDict
@@ -175,8 +176,6 @@ def _positions(run: Run) -> Figure:
         axis.set_title(title)
         axis.set_ylabel(unit)
         axis.set_xlabel(where)
-        # An arm that knows nothing would flatten all the others.
-        figures.spread(axis, "y", run.metrics[metric][:, :, -1])
     figures.legend(figure, axes[0], run_figures.of_seeds(run))
     return figure
 
@@ -188,9 +187,15 @@ def _by_position(axis: Axes, run: Run, metric: str) -> None:
     ):
         # The first position is number 1, as in the paper's log2(V - k + 1).
         place = np.arange(1, len(band.middle) + 1)
-        low = np.maximum(band.low, 1e-9)  # of a mean that is never below 0
         style = {"color": colour, "label": arm, "marker": "o", "markersize": 3}
+        low = np.maximum(band.low, 0)  # of a mean that is never below
         figures.shade(axis, place, band._replace(low=low), **style)
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    # A log scale has no room for intervals that reach 0.
+    lowest = min(np.nanmin(band.middle) for band in data.values())
+    figures.spread(axis, "y", np.array([band.middle for band in data.values()]))
+    if axis.get_yscale() == "log":
+        axis.set_ylim(bottom=lowest / 3)
 
 
 def _longer(run: Run) -> Figure:
@@ -203,7 +208,6 @@ def _longer(run: Run) -> Figure:
         axis.axvline(trained, color="0.35", linestyle=":", linewidth=1.2)
     axis.set_ylabel("KL(Bayes ‖ model), bits")
     axis.set_xlabel(where)
-    figures.spread(axis, "y", run.metrics["long_kl_bits"])
     figures.legend(figure, axis, run_figures.of_seeds(run))
     return figure
 
@@ -303,6 +307,8 @@ def _geometry(run: Run) -> Figure:
                     _SHOWN_NULLS[which] if layer == 0 else None,
                 )
         axis.set_title(title, fontsize=9)
+        # All of them are shares or cosines; intervals of few seeds may reach beyond.
+        axis.set_ylim(-0.3 if name == "belief_read_out" else -0.03, 1.05)
         axis.set_xlabel("behind layer" if first == 0 else "layer")
         axis.set_xticks(range(first, first + values.shape[2]))
     # The question with most nulls names them all.
@@ -380,6 +386,8 @@ def _ablation(run: Run) -> Figure:
         axis.plot(place, middle, "o", color=colours[kind], markersize=6)
     axis.axhline(base.mean(), color="0.35", linestyle="--", linewidth=1.2)
     axis.set_yscale("log")
+    for which in ("major", "minor"):
+        getattr(axis.yaxis, f"set_{which}_formatter")("{x:g}")
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axis.set_ylabel("KL(Bayes ‖ model), bits")
     axis.set_xlabel("layer: part replaced by its mean")
@@ -398,6 +406,7 @@ def _attention(run: Run) -> Figure:
         allowed = np.tril(np.ones((length, length), bool))
         shown = np.where(allowed, maps[layer, head], np.nan)
         picture = axis.imshow(shown, vmin=0, vmax=1, cmap="magma_r", aspect="equal")
+        axis.grid(visible=False)
         axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
     figures.name_axes(axes, "source", "query")
     figure.colorbar(picture, ax=axes, label="weight", shrink=0.7)

@@ -64,12 +64,13 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     """
     summary = report.summarise(run, wall_seconds)
     finite = report.stayed_finite(run)
-    for row, entry in enumerate(summary["arms"].values()):
+    for row, (arm, entry) in enumerate(summary["arms"].items()):
         kept = finite[row][:, None]
         for name in DISTANCES.values():
             values = np.where(kept[:, 0], run.metrics[name][row, :, -1], np.nan)
             entry[name] = _entry(values)
         entry["parameters"] = int(run.metrics["parameters"][row, 0])
+        entry["differs_in"] = _differing(run.config["config"], arm)
         entry["positions"] = {
             name: _entries(np.where(kept, run.metrics[name][row, :, -1], np.nan))
             for name in run.metrics
@@ -399,6 +400,18 @@ def _over_baseline(run: Run, summary: dict, row: int) -> dict[str, Any]:
     return _entry(np.log(kl[row]) - np.log(kl[arms.index(baseline)]))
 
 
+def _differing(config: dict[str, Any], arm: str) -> str:
+    """The fields of an arm that are not those of the baseline, or not of its model."""
+    mine, theirs = config["arms"][arm], config["arms"][config["baseline"]]
+    theirs = config["model"] | {"value_norm": False, "dropout_rate": 0.0} | theirs
+    said = {True: "on", False: "off"}
+    return ", ".join(
+        f"{name} {said[value] if isinstance(value, bool) else value}"
+        for name, value in mine.items()
+        if theirs.get(name) != value
+    )
+
+
 def _geometry(run: Run, row: int) -> dict[str, Any]:
     found = {}
     for name, nulls in GEOMETRY.items():
@@ -480,12 +493,11 @@ def _short_table(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _against_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", "times the KL", "parameters"]]
+    rows = [["arm", "times the KL", "parameters", "differs in"]]
     for arm, entry in summary["arms"].items():
         if arm != summary["baseline"] and entry["kl_over_baseline"]["n"]:
-            rows.append(
-                [arm, times(entry["kl_over_baseline"]), f"{entry['parameters']:,}"]
-            )
+            cells = times(entry["kl_over_baseline"]), f"{entry['parameters']:,}"
+            rows.append([arm, *cells, entry["differs_in"]])
     return rows
 
 

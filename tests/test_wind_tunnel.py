@@ -225,6 +225,41 @@ def test_metrics_are_those_worked_out_by_hand(program):
             )
 
 
+def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
+    runs.write_weights(run.path, result)
+    config = program.config
+    params = runs.load_weights(run.path, "transformer", 1)
+    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
+    task = catalogue.TASKS["hmm"].build(config.task, jax.random.key(0))
+    key = sweep.stream(jax.random.fold_in(jax.random.key(config.seed), 1), "eval")
+    batch, log_bayes = wind_tunnel.heldout(config, task, key)
+    logit = wind_tunnel._apply(model, params, batch.inputs).logit
+    kl = wind_tunnel._scores(logit, batch, log_bayes)["kl"]
+    found = run.select("heldout_kl", arm="transformer", seed=1, eval=config.steps)
+    assert float(kl) == pytest.approx(float(found), rel=1e-4)
+
+    whole = result.kept.weights["transformer"]
+    block = whole["blocks"][1] | {"mlp": {"up": whole["blocks"][0]["mlp"]["up"]}}
+    wider = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=-1), whole)
+    for wrong, said in (
+        (whole | {"blocks": {0: whole["blocks"][0]}}, r"blocks\.1\.\S+ is missing"),
+        (
+            whole | {"blocks": {0: whole["blocks"][0], 1: block}},
+            r"blocks\.1\.mlp\.down\.bias is missing; blocks\.1\.mlp\.down\.kernel is",
+        ),
+        (wider, r"unembed\.kernel is \(8, 4\), not \(8, 2\)"),
+    ):
+        kept = result.kept._replace(weights={"transformer": wrong})
+        runs.write_weights(run.path, result._replace(kept=kept))
+        with pytest.raises(runs.RunError, match=said):
+            runs.load_weights(run.path, "transformer", 0)
+    with pytest.raises(runs.RunError, match="seed='7'"):
+        runs.load_weights(run.path, "transformer", 7)
+    (run.path / "weights.msgpack").write_bytes(b"half of it")
+    with pytest.raises(runs.RunError, match="cannot be read"):
+        runs.load_weights(run.path, "transformer", 0)
+
+
 def test_dropout_is_for_training_alone(run):
     del run
     config = tiny_config()

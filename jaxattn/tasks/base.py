@@ -9,8 +9,8 @@ import jax
 class Batch(NamedTuple):
     """One sequence; samples of several stack along a leading axis."""
 
-    inputs: jax.Array  # (T, d_x)
-    targets: jax.Array  # (T,), class indices
+    inputs: jax.Array  # (T, d_x), or tokens (T,)
+    targets: jax.Array  # (T,), class indices; or their probabilities (T, C)
     weights: jax.Array | None = None  # (T,) position weights, None for all equal
 
 

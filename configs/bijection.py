@@ -33,7 +33,8 @@ VARIANTS = {
     "schedules": {
         "seeds": 4,
         "steps": 2000,
-        "run_arms": ("transformer", "sgd", "values_fast", "em"),
+        "run_arms": ("sgd", "values_fast", "em", "sgd_matched", "output_fast"),
+        "baseline": "sgd",
     },
     "paper": {
         "task.num_symbols": 20,
@@ -48,7 +49,7 @@ VARIANTS = {
         "eval_every": 5000,
         "arms.mlp.mlp_width": 1155,
         "arms.history_mlp.mlp_width": 265,
-        "arms.gru.width": 260,
+        "arms.gru.width": 271,
     },
 }
 
@@ -105,7 +106,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 # Baselines of as many parameters.
                 "mlp": _adamw(kind="mlp", mlp_width=384),
                 "history_mlp": _adamw(kind="history_mlp", mlp_width=80),
-                "gru": _adamw(kind="gru", width=88, positions="none"),
+                "gru": _adamw(kind="gru", width=91, positions="none"),
                 # The transformer with one thing changed.
                 "shallow": _adamw(depth=1),
                 "one_head": _adamw(heads=1, kv_heads=1, d_head=64),
@@ -119,6 +120,9 @@ def get_config(variant: str = "") -> ConfigDict:
                 # Other schedules, on every layer.
                 "sgd": _rates(),
                 "values_fast": _rates(value=1.0),
+                # Is it the values, or just a larger rate, here or anywhere?
+                "sgd_matched": _rates(1.0, 1.0, 1.0),
+                "output_fast": _rates(output=1.0),
                 "em": _rates(value=1.0)
                 | {
                     "schedule": "em",

@@ -154,6 +154,15 @@ MODEL_RULES: dict[str, Rule] = {
     "bias": _FLAG,
 }
 
+_OF_MLP = ("kind", "depth", "width", "mlp_width", "residual", "norm", "positions")
+# Kind of model -> the fields that it hangs on.
+MODEL_FIELDS: dict[str, tuple[str, ...]] = {
+    "transformer": tuple(MODEL_RULES),
+    "mlp": (*_OF_MLP, "bias"),
+    "history_mlp": (*_OF_MLP, "bias"),
+    "gru": ("kind", "depth", "width", "positions", "bias"),
+}
+
 # Of a config for transformers, and baselines without attention.
 TUNNEL_FIELDS: dict[str, Rule] = {
     **{
@@ -389,17 +398,38 @@ def _check_tunnel(config: ConfigDict) -> None:
         raise ConfigError(
             f"stretch={config.stretch!r}: allowed with task {config.task.name!r}: 1"
         )
+    longer = tunnel.longer
+    if config.stretch > 1 and stretched(config)[longer] == config.task[longer]:
+        raise ConfigError(
+            f"stretch={config.stretch!r}: makes no longer sequences; allowed: 1, or"
+            f" more, so that task.{longer}={config.task[longer]} becomes more"
+        )
     _require("probe", config.probe, _whole(1, config.heldout))
     for arm in config.arms:
         of_arm = config.arms[arm]
         model = architecture(config, structure(of_arm))
         here = {name: f"arms.{arm}.{name}" for name in of_arm}
+        for name in of_arm:
+            if name in MODEL_RULES and name not in MODEL_FIELDS[model.kind]:
+                raise ConfigError(
+                    f"arms.{arm}.{name}={of_arm[name]!r}: no such field for a"
+                    f" {model.kind}; allowed: {', '.join(MODEL_FIELDS[model.kind])}"
+                )
         for field, fits, allowed in (
-            ("kv_heads", model.heads % model.kv_heads == 0, "a divisor of heads"),
+            (
+                "kv_heads",
+                model.kind != "transformer" or model.heads % model.kv_heads == 0,
+                "a divisor of heads",
+            ),
             (
                 "d_head",
                 not model.positions.endswith("rotary") or model.d_head % 2 == 0,
                 "an even number with rotary positions",
+            ),
+            (
+                "kind",
+                model.kind != "history_mlp" or config.stretch == 1,
+                "a kind that can see longer sequences, with a stretch above 1",
             ),
             (
                 "mlp_width",

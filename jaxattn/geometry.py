@@ -8,7 +8,6 @@ in the inputs, such as a posterior from impossible evidence, shows as NaN.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import chex
@@ -69,7 +68,12 @@ def rank_correlation(x: jax.Array, y: jax.Array) -> Answer:
 
 
 def entropy_axis(
-    points: jax.Array, entropy: jax.Array, key: jax.Array, *, draws: int
+    points: jax.Array,
+    entropy: jax.Array,
+    key: jax.Array,
+    *,
+    draws: int,
+    block: int,
 ) -> EntropyAxis:
     """Whether points lie along one axis, ordered by posterior entropy.
 
@@ -77,9 +81,10 @@ def entropy_axis(
 
     Nulls, each a mean over draws of |ρ|, which is never below 0: random directions e
     say what any axis of these points would show (as much as the first one, if they lie
-    on a line); permuted H what chance shows in n points, √(2 / π n) for large n.
-    Neither tells entropy from what goes with it: where entropy falls with position, an
-    axis of position is one of entropy too.
+    on a line); permuted H what chance shows. With blocks of whole sequences the
+    permuted entropies are those of another sequence at the same position: then what
+    goes with position, as entropy often does, is in the null too, and where entropy is
+    a function of position alone the null is all that was found.
 
     Entropies that differ by no more than rounding (64 eps of the largest) count as
     tied, and so do scores (of the farthest point). The unit of the points does not
@@ -90,6 +95,7 @@ def entropy_axis(
       entropy: H (n,) of the exact posterior at each, in any unit.
       key: of the draws.
       draws: how many of either null, 1 or more.
+      block: so many rows, one behind the other, are permuted as one; divides n.
 
     Returns:
       EntropyAxis; not known where all points, or all entropies, are the same.
@@ -117,8 +123,9 @@ def entropy_axis(
     rounding = 64 * jnp.finfo(size.dtype).eps * size
     rank = jax.lax.map(lambda row: _ranks(*row), (rows, rounding))
     along = _sizes(rank[:-1], rank[-1])
-    chance = jax.random.bits(of_order, (draws, len(entropy)), jnp.uint32)
-    shuffled = rank[-1][jnp.argsort(chance, axis=1)]
+    blocks = rank[-1].reshape(-1, block)
+    chance = jax.random.bits(of_order, (draws, len(blocks)), jnp.uint32)
+    shuffled = blocks[jnp.argsort(chance, axis=1)].reshape(draws, -1)
     variance = jnp.maximum(variance, 0)
     answers = EntropyAxis(
         jax.tree.map(lambda leaf: leaf[0], along),
@@ -206,11 +213,11 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
 
     mean over j ≠ k of |cos(k_j, k_k)|: 0 orthogonal, 1 all along one line
 
-    More keys than dimensions cannot be orthogonal: the mean |cos| is then at least
-    `welch_bound`². Nulls, each a mean over draws: random Gaussian keys are as
-    orthogonal as the width makes them, near √(2 / π d), so small numbers need no
-    learning where d is large; shuffled keys keep what each coordinate takes on over the
-    keys, such as an offset that all share, and lose which of it belongs together.
+    More keys than dimensions cannot be orthogonal. Nulls, each a mean over draws:
+    random Gaussian keys are as orthogonal as the width makes them, near √(2 / π d), so
+    small numbers need no learning where d is large; shuffled keys keep what each
+    coordinate takes on over the keys, such as an offset that all share, and lose which
+    of it belongs together.
 
     Args:
       key_vectors: (n, d); zero vectors have no direction, and are left out.
@@ -229,8 +236,14 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
     _check_draws(draws)
     of_random, of_order = jax.random.split(key)
 
+    has_one = jnp.any(key_vectors != 0, axis=1)
+    place = jnp.argsort(~has_one, stable=True)  # those with a direction first
+
     def shuffled(key: jax.Array) -> Answer:
-        mixed = jax.random.permutation(key, key_vectors, independent=True)
+        chance = jax.random.uniform(key, key_vectors.shape)
+        order = jnp.argsort(jnp.where(has_one[:, None], chance, 2), axis=0)
+        mixed = jnp.take_along_axis(key_vectors, order, axis=0)
+        mixed = jnp.zeros_like(key_vectors).at[place].set(mixed)
         return diagnostics.orthogonality(mixed).absolute
 
     # As the keys of orthogonal inputs: X = I, K = W.
@@ -246,53 +259,6 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
     found, at_random, mixed = answers
     broken = ~jnp.isfinite(key_vectors).all()
     return KeyAxes(_broken_if(broken, found), at_random, _broken_if(broken, mixed))
-
-
-def welch_bound(n: int, d: int) -> float:
-    """The least root mean square cosine between n directions, over their pairs.
-
-    √(max(0, n - d) / (d (n - 1)))
-
-    Args:
-      n: how many directions, 2 or more.
-      d: dimensions, 1 or more.
-
-    Returns:
-      From 0 (they fit orthogonally: n ≤ d) to 1 (d = 1). Its square bounds the mean
-      |cos|, as |cos| ≥ cos².
-
-    Raises:
-      ValueError: no pair of directions, or no dimension.
-
-    Source: Welch 1974, Lower bounds on the maximum cross correlation of signals.
-    """
-    if n < 2:
-        raise ValueError(f"n={n!r}: allowed: 2 or more")
-    if d < 1:
-        raise ValueError(f"d={d!r}: allowed: 1 or more")
-    return math.sqrt(max(0, n - d) / (d * (n - 1)))
-
-
-def sharpening(relative_entropy: jax.Array) -> Answer:
-    """How much less widely the last layer looks than the first.
-
-    E_last - E_first
-
-    Only the ends: what the layers between do is not seen.
-
-    Args:
-      relative_entropy: E (layers,), of each layer's attention, as a share of what it
-        could spread over; a mean of `diagnostics.relative_entropy`.
-
-    Returns:
-      From -1 to 1, below 0 if attention sharpens with depth; not known for one layer.
-
-    Source: arXiv 2512.22471, progressive sharpening of attention over layers.
-    """
-    chex.assert_rank(relative_entropy, 1)
-    if len(relative_entropy) < 2:
-        return Answer(jnp.zeros((), relative_entropy.dtype), jnp.zeros((), bool))
-    return Answer(relative_entropy[-1] - relative_entropy[0], jnp.ones((), bool))
 
 
 def _ranks(x: jax.Array, tolerance: jax.typing.ArrayLike) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from jaxattn import config as config_lib
 from jaxattn import processes, runs, sweep
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +27,7 @@ class Output(NamedTuple):
     figures: bool  # all pictures, as PNG and GIF
     pdf: bool  # also as vector graphics
     html: bool  # also the report as one page
-    weights: bool = False  # also what transformers ended with
+    weights: bool = False  # also what each arm ended with
 
 
 class Way(NamedTuple):
@@ -78,7 +79,7 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
         )
         _say(_headline(config, plan))
         started = time.perf_counter()
-        program = sweep.build(config, plan)
+        program = sweep.build(config, plan, keep_weights=way.output.weights)
         compiled = time.perf_counter()
         carry, before = runs.resumed(program, content)
         if content:
@@ -178,8 +179,8 @@ def _write(
 ) -> dict[str, Any]:
     with runs.staged(workdir) as stage:
         run = _summarised(runs.write_metrics(stage, config, result), wall)
-        if output.weights:
-            runs.write_weights(stage, result)
+        runs.remove_weights(workdir)
+        runs.write_weights(stage, result)
         # First without pictures, so that numbers do not hang on drawing.
         _write_readable(stage, run, Output(figures=False, pdf=False, html=False))
     if output.figures or output.html:
@@ -224,7 +225,7 @@ def _readers(config: Mapping[str, Any]):
 
     if "grid" in config:
         return phase, phase_figures
-    if "kind" in config["model"]:
+    if config_lib.is_tunnel(ConfigDict(config)):
         return tunnel_report, tunnel_figures
     return report, run_figures
 

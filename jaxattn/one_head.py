@@ -33,7 +33,6 @@ METRICS = (
 )
 # Where one of these is not finite, a seed has diverged.
 JUDGED = METRICS
-KEEPS_WEIGHTS = False  # of finished seeds
 # What is behind the axes of arms, seeds and evaluations.
 AXES: dict[str, tuple[str, ...]] = {}
 

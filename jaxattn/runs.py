@@ -91,7 +91,9 @@ class Run(NamedTuple):
         return found[name]
 
     def to_frame(self):
-        """Every metric as a long pandas table.
+        """Every metric of an arm, seed and evaluation as a long pandas table.
+
+        Those that have positions, layers or heads behind are in `metrics` alone.
 
         Returns:
           DataFrame, a row for each arm, seed, evaluation (and point of a grid) and
@@ -256,10 +258,20 @@ def resumed(program: sweep.Sweep, content: bytes) -> tuple[sweep.Carry, float]:
     Args:
       program: of the same config.
       content: from `read_checkpoint`; empty for a run that has not begun.
+
+    Raises:
+      RunError: weights were kept, and are not to be, or the reverse.
     """
     if not content:
         return sweep.start(), 0.0
     found = serialization.msgpack_restore(content)
+    for kept in found["carry"]["done"].values():
+        if bool(kept["weights"]) != program.keeps_weights:
+            has = "with" if kept["weights"] else "without"
+            raise RunError(
+                f"weights={program.keeps_weights}: seeds were finished {has} them;"
+                " allowed: to go on as the run was begun"
+            )
     like = sweep.outline(program, found["carry"])
     carry = serialization.from_state_dict(like, found["carry"])
     return sweep.deal(program, carry), found["seconds"]
@@ -338,15 +350,20 @@ def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run
 
 
 def write_weights(folder: Path, result: sweep.Result) -> None:
-    """Writes weights.msgpack: what transformers, and baselines, ended with.
+    """Writes weights.msgpack, what each arm ended with on each seed, if it was kept.
 
     Args:
       folder: from `staged`.
-      result: of a run in a wind tunnel; of others there is nothing to write.
+      result: of the run.
     """
     if result.kept.weights:
         content = serialization.to_bytes(result.kept.weights)
         (folder / _WEIGHTS).write_bytes(content)
+
+
+def remove_weights(workdir: Path) -> None:
+    """Forgets the weights of an earlier run of the same config."""
+    (workdir / _WEIGHTS).unlink(missing_ok=True)
 
 
 def load_weights(path: Path | str, arm: str, seed: int) -> transformer.Params:
@@ -363,11 +380,11 @@ def load_weights(path: Path | str, arm: str, seed: int) -> transformer.Params:
     """
     run, path = load(path), Path(path)
     run.select("diverged_step", arm=arm, seed=seed)  # or it says what there is
-    place = run.axes["coordinates"]["seed"].index(seed)
+    place = list(map(str, run.axes["coordinates"]["seed"])).index(str(seed))
     try:
         found = serialization.msgpack_restore((path / _WEIGHTS).read_bytes())[arm]
         own = jax.tree.map(lambda leaf: leaf[place], found)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(
             f"run={str(path)!r}: its {_WEIGHTS} cannot be read ({error!r}); allowed: a"
             " run that was trained with --weights"

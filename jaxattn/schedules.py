@@ -753,7 +753,7 @@ def warm_up_cosine(warm_up: float, steps: int) -> Callable[[jax.Array], jax.Arra
       warm_up: w, share of the steps, in [0, 1).
       steps: N.
     """
-    rising = round(warm_up * steps)
+    rising = min(round(warm_up * steps), steps - 1)
     if rising == 0:
         return optax.cosine_decay_schedule(1.0, steps)
     return optax.warmup_cosine_decay_schedule(0.0, 1.0, rising, steps)

@@ -77,7 +77,7 @@ class Kept(NamedTuple):
     traits: dict[str, np.ndarray]  # (arm, seed, ...)
     # (arm, snapshot seed, snapshot, ...), of the snapshot seeds that are among these.
     snapshots: dict[str, np.ndarray]
-    # Of finished transformers, by arm, lead with seed; else ().
+    # What arms ended with, lead with seed, if it is to be kept; else ().
     weights: Any = ()
 
 
@@ -124,6 +124,7 @@ class Sweep(NamedTuple):
     look: dict[Any, Callable]  # the same -> to `trajectory.Seen`; empty of a grid
     picture: dict[Any, Callable]  # the same -> of one seed, to snapshots, if any
     compiled: tuple[jax.stages.Compiled, ...]  # the programs themselves, of a batch
+    keeps_weights: bool  # of finished seeds
 
 
 def stream(key: jax.Array, name: str) -> jax.Array:
@@ -203,7 +204,7 @@ def plan(
     return Plan(tuple(devices[:count]), together, workers, seed_bytes, device_bytes)
 
 
-def build(config: ConfigDict, plan: Plan) -> Sweep:
+def build(config: ConfigDict, plan: Plan, *, keep_weights: bool = False) -> Sweep:
     """Compiles the programs.
 
     Rates, step numbers, ids and states are arguments of the programs, so arms that
@@ -212,6 +213,7 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
     Args:
       config: checked, see `config.check`.
       plan: from `plan`.
+      keep_weights: also what each arm ends with is kept.
     """
     problem, states = _shapes(config)
     programs = _programs(config, problem, states)
@@ -269,6 +271,7 @@ def build(config: ConfigDict, plan: Plan) -> Sweep:
         over_slots("look"),
         of_kind("picture"),
         tuple(compiled.values()),
+        keep_weights,
     )
 
 
@@ -286,7 +289,7 @@ def outline(sweep: Sweep, carry: dict) -> Carry:
     """
     kept = _nothing_kept(sweep, np.arange(0))
     done = kept
-    if _subject(sweep.config).KEEPS_WEIGHTS:
+    if sweep.keeps_weights:
         weights = {arm: state.params for arm, state in sweep.states.items()}
         done = kept._replace(weights=weights)
     rounds = tuple(
@@ -494,7 +497,7 @@ def _look_back(sweep: Sweep, round_: Round, problems: Problem) -> Round:
         kept = kept._replace(curves=kept.curves | curves, traits=traits)
     if sweep.snapshots:
         kept = kept._replace(snapshots=_pictures(sweep, round_, problems))
-    if _subject(config).KEEPS_WEIGHTS:
+    if sweep.keeps_weights:
         own = {arm: round_.states[arm].params for arm in config.run_arms}
         everyone = processes.gather(own)
         weights = jax.tree.map(lambda leaf: leaf[: len(kept.seeds)], everyone)

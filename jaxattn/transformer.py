@@ -5,7 +5,7 @@ merges them in again, so that callers `vmap` over sequences and seeds, and diffe
 with respect to parameters. Attention is `streaming.attend`, so every head of every
 layer obeys the laws, and reports them where it is given a tap.
 
-Norms have neither scale nor bias: the projection behind each has both to offer.
+Norms have neither scale nor bias of their own.
 
 Letters in shapes: T positions, H heads, H_kv key-value heads, L layers, d width of a
 head, C classes.
@@ -74,6 +74,7 @@ class Heads(NamedTuple):
 
     query: jax.Array  # (T, H, d), as attended with: with its position, if rotary
     key: jax.Array  # (T, H_kv, d), likewise
+    plain_key: jax.Array  # (T, H_kv, d), without its position
     value: jax.Array  # (T, H_kv, d), after a norm if there is one
     context: jax.Array  # (T, H, d)
 
@@ -158,7 +159,13 @@ def apply(
 def zero_taps(
     architecture: Architecture, length: int, dtype=jnp.float32
 ) -> tuple[streaming.LawStatistics, ...]:
-    """Taps for `apply` on sequences of so many positions; () without attention."""
+    """Taps for `apply`: one for each layer, () without attention.
+
+    Args:
+      architecture: static.
+      length: T of every call.
+      dtype: of the statistics.
+    """
     if architecture.kind != "transformer":
         return ()
     tap = streaming.zero_tap(length, (architecture.heads,), dtype)
@@ -185,7 +192,12 @@ def size(architecture: Architecture) -> int:
 
 
 def check_params(architecture: Architecture, params: Params) -> None:
-    """Raises ParamsError unless names and shapes are those of the architecture."""
+    """Raises ParamsError unless names and shapes are those of the architecture.
+
+    Args:
+      architecture: that they should be of.
+      params: nested dicts; blocks may be numbered, or named by their numbers.
+    """
     _, state = _skeleton(architecture)
     wanted, found = _shapes(nnx.to_pure_dict(state)), _shapes(params)
     problems = [f"{name} is missing" for name in wanted if name not in found]
@@ -276,6 +288,7 @@ class _Attention(nnx.Module):
                 (self.value, a.kv_heads),
             )
         )
+        plain_key = key
         if a.positions in ("rotary", "learned_rotary"):
             query, key = rotate(query), rotate(key)
         if asked.held is not None:
@@ -296,7 +309,7 @@ class _Attention(nnx.Module):
             gone = asked.ablation.heads[layer][None, :, None]
             constant = asked.ablation.context[layer][None]
             context = jnp.where(gone, constant, context)
-        return Heads(query, key, value, context)
+        return Heads(query, key, plain_key, value, context)
 
 
 class _Mlp(nnx.Module):

@@ -385,9 +385,7 @@ def _ablation(run: Run) -> Figure:
         middle = math.exp(np.log(np.maximum(values, 1e-12)).mean())
         axis.plot(place, middle, "o", color=colours[kind], markersize=6)
     axis.axhline(base.mean(), color="0.35", linestyle="--", linewidth=1.2)
-    axis.set_yscale("log")
-    for which in ("major", "minor"):
-        getattr(axis.yaxis, f"set_{which}_formatter")("{x:g}")
+    figures.spread(axis, "y", np.array([*columns, base]))
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axis.set_ylabel("KL(Bayes ‖ model), bits")
     axis.set_xlabel("layer: part replaced by its mean")

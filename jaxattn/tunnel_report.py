@@ -329,7 +329,7 @@ def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
         f"## What {arm} loses without a part",
         "KL to Bayes in bits with one head, one MLP or a whole layer replaced by zero"
         " or by its mean over sequences and positions; with all in place"
-        f" {report.mean(entry['heldout_kl_bits'])}.",
+        f" {precise(entry['heldout_kl_bits'])}.",
         report.markdown_table(_ablation_table(entry["ablation"])),
         "## Frame and precision",
         "Steps until attention (total variation to where it ends, mean over heads) and"

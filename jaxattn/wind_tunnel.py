@@ -31,7 +31,6 @@ from jaxattn.transformer import Architecture
 
 # Where one of these is not finite, a seed has diverged.
 JUDGED = ("train_loss", "heldout_loss", "heldout_kl")
-KEEPS_WEIGHTS = True  # of finished seeds
 
 _OF_HEADS = ("layer", "head")
 # What is behind the axes of arms, seeds and, of a curve, evaluations. NaN where an arm
@@ -66,6 +65,8 @@ AXES: dict[str, tuple[str, ...]] = {
     # KL to Bayes, in bits, of the model without a part: zero in its place, or its mean.
     "head_zeroed_kl_bits": _OF_HEADS,
     "head_averaged_kl_bits": _OF_HEADS,
+    "heads_zeroed_kl_bits": ("layer",),  # all of a layer's
+    "heads_averaged_kl_bits": ("layer",),
     "mlp_zeroed_kl_bits": ("layer",),
     "mlp_averaged_kl_bits": ("layer",),
     "layer_zeroed_kl_bits": ("layer",),
@@ -164,11 +165,12 @@ def evaluate(
     metrics["calibration_error"] = calibrated.error
 
     # Only nulls are drawn, which `look` asks for and XLA leaves out here.
-    metrics |= _found(_of_streams(activations, log_bayes, place, key, 1))
+    beliefs = _beliefs(config, batch, log_bayes, place)
+    metrics |= _found(_of_streams(activations, beliefs, place, key))
     if not activations.heads:
         return metrics, {}
     probes = _first(batch, config.probe)
-    heads = _by_head(_apply(reading, params, probes.inputs).heads)
+    heads = _by_head(_probed(config, activations))
     weight = _attention(heads)
     metrics |= _law_statistics(reading, params, probes)
     metrics |= _found(_of_values(activations, log_bayes, place, key, 1))
@@ -223,7 +225,7 @@ def look(
     traits = {
         "parameters": jnp.float32(transformer.size(reading)),
         "bayes_accuracy": jnp.mean(
-            jax.vmap(losses.tied_accuracy)(log_bayes, _likely(batch), _weights(batch))
+            jax.vmap(_bayes_accuracy)(log_bayes, batch.targets, _weights(batch))
         ),
         "bayes_predictive_entropy": jnp.mean(
             jax.vmap(losses.predictive_entropy)(log_bayes, _weights(batch))
@@ -235,8 +237,8 @@ def look(
         "calibration_exact": calibrated.exact,
         "calibration_share": calibrated.share,
     }
-    of_streams = _of_streams(activations, log_bayes, place, null_keys[0], _DRAWS)
-    traits |= _nulls(of_streams)
+    beliefs = _beliefs(config, batch, log_bayes, place)
+    traits |= _nulls(_of_streams(activations, beliefs, place, null_keys[0]))
     if config.stretch > 1:
         traits["long_kl_bits"] = _long_kl(config, reading, final, long_key)
     if not activations.heads:
@@ -335,10 +337,12 @@ def _weights(batch: Batch) -> jax.Array:
     return batch.weights
 
 
-def _likely(batch: Batch) -> jax.Array:
-    """Targets that are classes; of probabilities the likeliest."""
-    soft = batch.targets.ndim == 3
-    return jnp.argmax(batch.targets, axis=2) if soft else batch.targets
+def _bayes_accuracy(log_bayes, targets, weights) -> jax.Array:
+    """Of one sequence; where classes are drawn, whichever of the likeliest is said."""
+    drawn = targets.ndim == 1
+    return (losses.tied_accuracy if drawn else losses.accuracy)(
+        log_bayes, targets, weights
+    )
 
 
 def _first(batch: Batch, count: int) -> Batch:
@@ -363,10 +367,16 @@ def _at(array: jax.Array, place: jax.Array) -> jax.Array:
 # --- geometry; each with its nulls, of so many draws
 
 
-def _of_streams(activations, log_bayes, place, key, draws: int) -> dict:
+def _beliefs(config: ConfigDict, batch: Batch, log_bayes, place) -> jax.Array:
+    """Probabilities of what a posterior is about, at scored positions (N n, S)."""
+    log_beliefs = catalogue.TASKS[config.task.name].tunnel.log_beliefs
+    if log_beliefs is not None:
+        log_bayes = jax.vmap(lambda x: log_beliefs(config.task, x))(batch.inputs)
+    return jnp.exp(_flat(_at(log_bayes, place)))
+
+
+def _of_streams(activations, beliefs, place, key) -> dict:
     """How well beliefs are read from the residual stream, behind each layer."""
-    del draws  # one permutation is one map
-    beliefs = jnp.exp(_flat(_at(log_bayes, place)))
     count, per_sequence = place.shape
     held_out = jnp.arange(count * per_sequence) >= (count // 2) * per_sequence
 
@@ -387,7 +397,11 @@ def _of_values(activations, log_bayes, place, key, draws: int) -> dict:
 
     def axis(points: jax.Array, entropy: jax.Array) -> geometry.EntropyAxis:
         return geometry.entropy_axis(
-            _flat(points), entropy.reshape(-1), key, draws=draws
+            _flat(points),
+            entropy.reshape(-1),
+            key,
+            draws=draws,
+            block=place.shape[1],  # so that position is in the null
         )
 
     def one(points: jax.Array):
@@ -415,7 +429,11 @@ def _of_values(activations, log_bayes, place, key, draws: int) -> dict:
 
 
 def _of_keys(config: ConfigDict, activations, batch: Batch, key, draws: int) -> dict:
-    """How orthogonal the keys of what a posterior is about are, head by head."""
+    """How orthogonal the keys of what a posterior is about are, head by head.
+
+    One for each kind of token, and without positions: equal tokens have equal keys,
+    and rotated ones would be compared by where they stand.
+    """
     tokens = batch.inputs[: config.probe]
     first, end, count = catalogue.TASKS[config.task.name].tunnel.keys(config.task)
     if count == 0:
@@ -423,9 +441,13 @@ def _of_keys(config: ConfigDict, activations, batch: Batch, key, draws: int) -> 
     else:
         other = (tokens < first) | (tokens >= end)
         place = jnp.argsort(other, axis=1, stable=True)[:, :count]
-    probes = jax.tree.map(lambda leaf: leaf[: config.probe], activations.heads)
-    keys = jnp.swapaxes(_by_head(probes).key, 2, 3)  # (L, N, T, H, d)
+    shown = jnp.take_along_axis(tokens, place, axis=1) if tokens.ndim == 2 else None
+    keys = _by_head(_probed(config, activations)).plain_key
+    keys = jnp.swapaxes(keys, 2, 3)  # (L, N, T, H, d)
     keys = jnp.swapaxes(jax.vmap(_at, (0, None))(keys, place), 2, 3)
+    if shown is not None:
+        again = jnp.tril(shown[:, :, None] == shown[:, None], -1).any(axis=2)
+        keys = jnp.where(again[None, :, None, :, None], 0, keys)
     axes = _of_each_head(lambda k: geometry.key_axes(k, key, draws=draws))(keys)
     named = {"": axes.found, "_random": axes.random_keys, "_shuffled": axes.shuffled}
     return {"key_orthogonality": {n: _mean(a, axes=(1,)) for n, a in named.items()}}
@@ -500,6 +522,10 @@ def _law_statistics(reading: Architecture, params, probes: Batch) -> dict:
     }
 
 
+def _probed(config: ConfigDict, activations) -> tuple[transformer.Heads, ...]:
+    return jax.tree.map(lambda leaf: leaf[: config.probe], activations.heads)
+
+
 def _attention(heads: transformer.Heads) -> jax.Array:
     """A of every head (L, N, H, T, T)."""
     mask = attention.causal_mask(heads.query.shape[3])
@@ -557,13 +583,13 @@ def _without_parts(
     heads = np.concatenate(
         [
             one_head,
+            np.repeat(one_layer[:, :, None], num_heads, axis=2),
             np.zeros((depth, depth, num_heads), bool),
             np.repeat(one_layer[:, :, None], num_heads, axis=2),
         ]
     )
-    of_mlp = np.concatenate(
-        [np.zeros((depth * num_heads, depth), bool), one_layer, one_layer]
-    )
+    none = np.zeros((depth * (num_heads + 1), depth), bool)
+    of_mlp = np.concatenate([none, one_layer, one_layer])
 
     def without(scale: float) -> jax.Array:
         def one(parts) -> jax.Array:
@@ -577,10 +603,11 @@ def _without_parts(
     found = {}
     for how, scale in (("zeroed", 0.0), ("averaged", 1.0)):
         kl = without(scale)
-        of_heads, of_mlps, of_layers = jnp.split(
-            kl, [depth * num_heads, depth * (num_heads + 1)]
+        of_head, of_heads, of_mlps, of_layers = jnp.split(
+            kl, depth * (num_heads + np.arange(3))
         )
-        found[f"head_{how}_kl_bits"] = of_heads.reshape(depth, num_heads)
+        found[f"head_{how}_kl_bits"] = of_head.reshape(depth, num_heads)
+        found[f"heads_{how}_kl_bits"] = of_heads
         if has_mlp:
             found[f"mlp_{how}_kl_bits"] = of_mlps
         found[f"layer_{how}_kl_bits"] = of_layers

@@ -25,7 +25,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "default results/<config>[-varia
 _FIGURES = flags.DEFINE_bool("figures", True, "draw them; scripts/figures.py can later")
 _HTML = flags.DEFINE_bool("html", False, "also write the report as one page")
 _PDF = flags.DEFINE_bool("pdf", False, "also draw the figures as PDF")
-_WEIGHTS = flags.DEFINE_bool("weights", False, "also write weights of transformers")
+_WEIGHTS = flags.DEFINE_bool("weights", False, "also write what each arm ended with")
 _WORKERS = flags.DEFINE_integer(
     "workers", 0, "batches of seeds at once; 0: one for each core of a CPU", 0
 )

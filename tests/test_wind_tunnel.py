@@ -4,7 +4,6 @@ import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -13,7 +12,6 @@ from jaxattn import (
     attention,
     launch,
     runs,
-    schedules,
     sweep,
     transformer,
     tunnel_figures,
@@ -46,7 +44,7 @@ def tiny_config(**changes):
         "model.kv_heads": 1,
         "model.d_head": 4,
         "model.mlp_width": 8,
-        "run_arms": ("transformer", "gru", "bare"),
+        "run_arms": ("transformer", "mlp", "bare"),
     }
     config.arms = ConfigDict(
         {
@@ -63,7 +61,7 @@ def tiny_config(**changes):
                 "depth": 1,
                 "mlp_width": 0,
             },
-            "gru": arm | {"kind": "gru", "positions": "none"},
+            "mlp": arm | {"kind": "mlp", "positions": "none"},
         }
     )
     with config.ignore_type():
@@ -73,7 +71,8 @@ def tiny_config(**changes):
 
 
 def build(config, workers=2):
-    return sweep.build(config, sweep.plan(config, jax.devices()[:1], workers=workers))
+    plan = sweep.plan(config, jax.devices()[:1], workers=workers)
+    return sweep.build(config, plan, keep_weights=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,6 +141,7 @@ def test_what_an_arm_has_not_is_not_made_up(run):
     )
     streams = np.isfinite(run.metrics["belief_read_out"][:, 0, -1])
     np.testing.assert_array_equal(streams, [[1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    # An MLP without attention has nothing taken out.
     mlps = np.isfinite(run.metrics["mlp_zeroed_kl_bits"][:, 0])
     np.testing.assert_array_equal(mlps, [[1, 1], [0, 0], [0, 0]])
     assert not tunnel_report.attends(run, 1)
@@ -331,7 +331,7 @@ def test_the_report_says_what_the_arrays_say(run):
     entry = summary["arms"]["transformer"]
     kl = run.metrics["heldout_kl_bits"][0, :, -1]
     assert entry["heldout_kl_bits"]["mean"] == pytest.approx(kl.mean())
-    over = summary["arms"]["gru"]["kl_over_baseline"]["mean"]
+    over = summary["arms"]["mlp"]["kl_over_baseline"]["mean"]
     others = run.metrics["heldout_kl_bits"][1, :, -1]
     assert over == pytest.approx(np.log(others / kl).mean(), rel=1e-4)
     long_kl = run.metrics["long_kl_bits"][0]
@@ -341,7 +341,7 @@ def test_the_report_says_what_the_arrays_say(run):
     assert len(entry["geometry"]["key_orthogonality"]["end"]) == 2
     assert len(entry["geometry"]["belief_read_out"]["end"]) == 3
     assert len(summary["arms"]["bare"]["geometry"]["entropy_axis"]["end"]) == 1
-    assert "geometry" not in summary["arms"]["gru"]
+    assert "geometry" not in summary["arms"]["mlp"]
     assert "mlp_zeroed" not in summary["arms"]["bare"]["ablation"]
     text = tunnel_report.markdown(run.summary, {"figures/curves.png": "Curves."})
     assert f"{entry['parameters']:,}" in text
@@ -412,7 +412,7 @@ def test_pictures_are_drawn_and_named(run, tmp_path):
     assert set(drawn) >= {"manifold.png", "ablation.png", "attention.png", "longer.png"}
     data = tunnel_figures.position_data(run, "position_kl_bits")
     mean = run.metrics["position_kl_bits"][1, :, -1].mean(axis=0)
-    np.testing.assert_allclose(data["gru"].middle, mean, rtol=1e-5)
+    np.testing.assert_allclose(data["mlp"].middle, mean, rtol=1e-5)
 
 
 def test_a_run_is_read_by_what_its_config_is():
@@ -423,8 +423,7 @@ def test_a_run_is_read_by_what_its_config_is():
 def test_em_and_two_timescale_are_for_attention_alone():
     config = tiny_config()
     config.arms.bare.kind = "gru"
+    del config.arms.bare.mlp_width
     config.arms.bare.positions = "none"
     with pytest.raises(config_lib.ConfigError, match=r"arms\.bare\.schedule='em'"):
         config_lib.check(config)
-    assert schedules.LAYER_ROLES == transformer.ROLES
-    assert jnp.float32 == np.float32

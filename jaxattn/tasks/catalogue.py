@@ -30,6 +30,8 @@ class Tunnel(NamedTuple):
     scored: Callable[[Fields], int]  # positions of each sequence with a weight
     position_name: str  # of these
     keys: Callable[[Fields], Keys]
+    # log p of what a posterior is about, given tokens (T,); None: of the targets.
+    log_beliefs: Callable[[Fields, jax.Array], jax.Array] | None = None
     # Which field makes sequences longer, if any can be without other rules.
     longer: str | None = None
     wrong: Callable[[Fields], tuple[str, str] | None] = lambda fields: None
@@ -190,6 +192,9 @@ TASKS = {
             position_name="symbol",
             keys=lambda fields: Keys(
                 0, len(hmm.PROCESSES[fields.process]), fields.length
+            ),
+            log_beliefs=lambda fields, tokens: hmm.log_beliefs(
+                hmm.PROCESSES[fields.process], tokens
             ),
             longer="length",
         ),

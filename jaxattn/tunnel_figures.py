@@ -25,7 +25,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     Returns:
       Name of each file -> its caption.
     """
-    arm = _shown(run)
+    arm, caught = _shown(run), tunnel_report.finite_alone(run)
+    first = None if arm is None else _first(caught)
     pictures = {
         "curves": Picture(
             _curves,
@@ -48,10 +49,11 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     if "long_kl_bits" in run.metrics:
         pictures["longer"] = Picture(
             _longer,
-            "Distance to exact Bayes on sequences longer than any it was trained on;"
-            " the dotted line is the longest of those.",
+            "Distance to exact Bayes on sequences longer than any it was trained on,"
+            " which end at the dotted line, if longer is asked for too.",
         )
-    if arm is not None:
+    if first is not None:
+        seed = run.axes["coordinates"]["seed"][first]
         pictures |= {
             "heads": Picture(
                 _heads,
@@ -68,8 +70,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             "manifold": Picture(
                 _manifold,
                 f"Contexts that each layer's values deliver at scored positions, along"
-                f" their two principal axes, coloured by posterior entropy; {arm}, the"
-                " first seed.",
+                f" their two principal axes, coloured by posterior entropy; {arm}, seed"
+                f" {seed}.",
             ),
             "ablation": Picture(
                 _ablation,
@@ -79,7 +81,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             "attention": Picture(
                 _attention,
                 f"Attention of every head of {arm} at the end, mean over sequences;"
-                " the first seed. Queries go down, sources to the right; a row adds up"
+                f" seed {seed}. Queries go down, sources to the right; a row adds up"
                 " to 1.",
             ),
             "frame": Picture(
@@ -90,7 +92,13 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
                 " the drift of attention, on the scale of a distance.",
             ),
         }
-    return figures.save(pictures, run, folder, pdf=pdf)
+    return figures.save(pictures, caught, folder, pdf=pdf)
+
+
+def _first(run: Run) -> int | None:
+    """Place of the first seed of the shown arm that did not diverge."""
+    finite = np.isfinite(run.metrics["heldout_kl_bits"][_row(run), :, -1])
+    return int(finite.argmax()) if finite.any() else None
 
 
 def _shown(run: Run) -> str | None:
@@ -192,10 +200,10 @@ def _by_position(axis: Axes, run: Run, metric: str) -> None:
         figures.shade(axis, place, band._replace(low=low), **style)
     axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     # A log scale has no room for intervals that reach 0.
-    lowest = min(np.nanmin(band.middle) for band in data.values())
-    figures.spread(axis, "y", np.array([band.middle for band in data.values()]))
+    middles = np.array([band.middle for band in data.values()])
+    figures.spread(axis, "y", middles)
     if axis.get_yscale() == "log":
-        axis.set_ylim(bottom=lowest / 3)
+        axis.set_ylim(bottom=np.nanmin(middles) / 3)
 
 
 def _longer(run: Run) -> Figure:
@@ -245,7 +253,7 @@ def _heads(run: Run) -> Figure:
     row, step = _row(run), run.metrics["step"]
     figure, axes = figures.panels(4, 2.3, 2.2, most=4, share=False)
     for axis, (metric, title) in zip(axes, shown.items(), strict=True):
-        values = run.metrics[metric][row].mean(axis=0)  # (eval, layer, head)
+        values = _middle(run.metrics[metric][row])  # (eval, layer, head)
         for layer, colour in enumerate(figures.colours(range(values.shape[1]))):
             for head in range(values.shape[2]):
                 label = f"layer {layer + 1}" if head == 0 else None
@@ -262,10 +270,16 @@ def _heads(run: Run) -> Figure:
     return figure
 
 
+def _middle(values: np.ndarray) -> np.ndarray:
+    """Mean over seeds that did not diverge; NaN where an arm has nothing."""
+    kept = [own for own in values if np.isfinite(own).any()]
+    return np.mean(kept, axis=0)
+
+
 _SHOWN_NULLS = {
     "end": "found",
     "start": "before training",
-    "random": "random subspace",
+    "random": "random",
     "shuffled": "shuffled",
     "permuted": "permuted",
 }
@@ -311,9 +325,7 @@ def _geometry(run: Run) -> Figure:
         axis.set_ylim(-0.3 if name == "belief_read_out" else -0.03, 1.05)
         axis.set_xlabel("behind layer" if first == 0 else "layer")
         axis.set_xticks(range(first, first + values.shape[2]))
-    # The question with most nulls names them all.
-    fullest = list(titles).index("key_orthogonality")
-    handles, labels = axes[fullest].get_legend_handles_labels()
+    handles, labels = [], []
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             if label not in labels:
@@ -339,15 +351,16 @@ def _column(
 
 
 def _manifold(run: Run) -> Figure:
-    points = run.metrics["manifold"][_row(run), 0]  # (layer, point, axis)
-    entropy = run.metrics["manifold_entropy_bits"][_row(run), 0]
-    count = int(np.isfinite(points).all(axis=(1, 2)).sum())
+    row, seed = _row(run), _first(run)
+    points = run.metrics["manifold"][row, seed]  # (layer, point, axis)
+    entropy = run.metrics["manifold_entropy_bits"][row, seed]
+    count = tunnel_report.model_field(run, row, "depth")
     figure, axes = figures.panels(count, 2.6, 2.4, most=5, share=False)
     for layer, axis in enumerate(axes):
         dots = axis.scatter(
             *points[layer].T, c=entropy, s=9, cmap="viridis", linewidth=0, alpha=0.8
         )
-        share = run.metrics["main_axis_share"][_row(run), 0, -1, layer]
+        share = run.metrics["main_axis_share"][row, seed, -1, layer]
         axis.set_title(f"layer {layer + 1}")
         axis.set_xlabel(f"PC1 ({share:.0%} of the variance)")
         axis.set_xticks([])
@@ -360,32 +373,32 @@ def _manifold(run: Run) -> Figure:
 def _ablation(run: Run) -> Figure:
     row = _row(run)
     base = run.metrics["heldout_kl_bits"][row, :, -1]
+    kept = np.isfinite(base)
     names, columns, kinds = [], [], []
-    for layer in range(run.metrics["layer_averaged_kl_bits"].shape[2]):
-        for part in ("head", "mlp", "layer"):
+    parts = {"head": "head {}", "heads": "heads", "mlp": "MLP", "layer": "all"}
+    for layer in range(tunnel_report.model_field(run, row, "depth")):
+        for part in parts:
             metric = run.metrics.get(f"{part}_averaged_kl_bits")
             if metric is None:
                 continue
-            values = metric[row, :, layer]
-            values = values.reshape(len(values), -1)
+            values = metric[row, kept, layer].reshape(kept.sum(), -1)
             for number in range(values.shape[1]):
                 if np.isfinite(values[:, number]).any():
-                    name = {"head": f"head {number + 1}", "mlp": "MLP", "layer": "all"}
-                    names.append(f"{layer + 1}: {name[part]}")
+                    names.append(f"{layer + 1}: {parts[part].format(number + 1)}")
                     columns.append(values[:, number])
-                    kinds.append(("head", "mlp", "layer").index(part))
+                    kinds.append(list(parts).index(part))
     size = 1.1 + 0.34 * len(names), 2.9
     figure = Figure(figsize=size, layout="constrained")
     axis = figure.subplots()
-    colours = figures.colours(range(3))
+    colours = figures.colours(range(len(parts)))
     for place, (values, kind) in enumerate(zip(columns, kinds, strict=True)):
         style = {"alpha": 0.4, "markersize": 4, "markeredgewidth": 0}
         seeds = np.full(len(values), place)
         axis.plot(seeds, values, "o", color=colours[kind], **style)
         middle = math.exp(np.log(np.maximum(values, 1e-12)).mean())
         axis.plot(place, middle, "o", color=colours[kind], markersize=6)
-    axis.axhline(base.mean(), color="0.35", linestyle="--", linewidth=1.2)
-    figures.spread(axis, "y", np.array([*columns, base]))
+    axis.axhline(base[kept].mean(), color="0.35", linestyle="--", linewidth=1.2)
+    figures.spread(axis, "y", np.array([*columns, base[kept]]))
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axis.set_ylabel("KL(Bayes ‖ model), bits")
     axis.set_xlabel("layer: part replaced by its mean")
@@ -393,10 +406,10 @@ def _ablation(run: Run) -> Figure:
 
 
 def _attention(run: Run) -> Figure:
-    maps = run.metrics["attention_map"][_row(run), 0]  # (layer, head, query, source)
+    row = _row(run)
+    maps = run.metrics["attention_map"][row, _first(run)]  # (layer, head, T, T)
     depth, heads = (
-        int(np.isfinite(maps).all(axis=(2, 3)).any(axis=1 - axis).sum())
-        for axis in (0, 1)
+        tunnel_report.model_field(run, row, name) for name in ("depth", "heads")
     )
     figure, axes = figures.panels(depth * heads, 1.6, 1.55, most=heads)
     for axis, (layer, head) in zip(axes, np.ndindex(depth, heads), strict=True):

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from jaxattn import observations, report, stats
 from jaxattn.runs import Run
 
-# In bits or shares, over scored positions of held-out sequences; all but the last two
-# are 0 only for exact Bayes, or, the entropies', not even then.
+# In bits or shares, over scored positions of held-out sequences. KL and total variation
+# are 0 for exact Bayes alone, entropy errors and calibration for others too.
 DISTANCES = {
     "KL, bits": "heldout_kl_bits",
     "total variation": "heldout_total_variation",
@@ -44,7 +44,8 @@ _QUESTIONS = {
     "main_axis_share": "share of variance on PC1",
     "belief_read_out": "beliefs read from the stream, R²",
 }
-_NULLS = {"random": "random subspace", "shuffled": "shuffled", "permuted": "permuted"}
+_NULLS = {"random": "random", "shuffled": "shuffled", "permuted": "permuted"}
+_LEAST_DAMAGE = 0.1  # of the KL with all in place, below which parts say nothing
 
 
 class Answer(NamedTuple):
@@ -63,21 +64,23 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
       wall_seconds: "compile" and "run".
     """
     summary = report.summarise(run, wall_seconds)
-    finite = report.stayed_finite(run)
+    run = finite_alone(run)
+    fields = run.config["config"]["task"]
+    positions = report.task_of(run).tunnel.scored(ConfigDict(fields))
+    summary["looked_at"]["positions"] = positions
+    summary["longer_by"] = report.task_of(run).tunnel.longer
     for row, (arm, entry) in enumerate(summary["arms"].items()):
-        kept = finite[row][:, None]
         for name in DISTANCES.values():
-            values = np.where(kept[:, 0], run.metrics[name][row, :, -1], np.nan)
-            entry[name] = _entry(values)
+            entry[name] = _entry(run.metrics[name][row, :, -1])
         entry["parameters"] = int(run.metrics["parameters"][row, 0])
         entry["differs_in"] = _differing(run.config["config"], arm)
         entry["positions"] = {
-            name: _entries(np.where(kept, run.metrics[name][row, :, -1], np.nan))
+            name: _entries(run.metrics[name][row, :, -1])
             for name in run.metrics
             if name.startswith("position_") and run.metrics[name].ndim == 4
         }
         entry["longer"] = _longer(run, row)
-        entry["kl_over_baseline"] = _over_baseline(run, summary, row)
+        entry["log_kl_over_baseline"] = _over_baseline(run, summary, row)
         if attends(run, row):
             entry["geometry"] = _geometry(run, row)
             entry["ablation"] = _ablation(run, row)
@@ -91,19 +94,39 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     return summary
 
 
+def finite_alone(run: Run) -> Run:
+    """The run with NaN for all numbers of seeds that diverged."""
+    finite = report.stayed_finite(run)
+
+    def masked(name: str, values: np.ndarray) -> np.ndarray:
+        if run.axes["axes"][name][:2] != ["arm", "seed"] or name == "diverged_step":
+            return values
+        shape = finite.shape + (1,) * (values.ndim - 2)
+        return np.where(finite.reshape(shape), values, np.nan)
+
+    return run._replace(metrics={n: masked(n, v) for n, v in run.metrics.items()})
+
+
+def model_field(run: Run, row: int, name: str) -> Any:
+    """What an arm's model has in a field, its own or that of the config."""
+    config = run.config["config"]
+    arm = config["arms"][config["run_arms"][row]]
+    return arm.get(name, config["model"][name])
+
+
 def attends(run: Run, row: int) -> bool:
     """Whether an arm has attention at all."""
-    return bool(np.isfinite(run.metrics["relative_entropy"][row]).any())
+    return model_field(run, row, "kind") == "transformer"
 
 
 def averaged(run: Run) -> Run:
-    """The run with the drift of attention as a mean over layers and heads."""
-    drift = run.metrics["attention_drift"]
-    known = np.isfinite(drift)
-    total = np.where(known, drift, 0).sum(axis=(3, 4))
-    count = known.sum(axis=(3, 4))
-    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    return run._replace(metrics=run.metrics | {"attention_drift": mean})
+    """The run with the drift of attention as a mean over layers and heads.
+
+    Args:
+      run: in which some arm has attention.
+    """
+    drift = _mean(run.metrics["attention_drift"], axes=(3, 4))
+    return run._replace(metrics=run.metrics | {"attention_drift": drift})
 
 
 def of_layers(run: Run, row: int, name: str) -> np.ndarray:
@@ -113,25 +136,36 @@ def of_layers(run: Run, row: int, name: str) -> np.ndarray:
       run: its metrics.
       row: of the arm.
       name: of a curve, or of a trait, whose evaluation is then the last alone.
+
+    Returns:
+      As many layers as the arm has, or one more of a stream.
     """
     values = run.metrics[name][row]
     names = run.axes["axes"][name]
     if "eval" not in names:
         values = values[:, None]
     if "head" in names:
-        known = np.isfinite(values)
-        total = np.where(known, values, 0).sum(axis=-1)
-        count = known.sum(axis=-1)
-        values = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    own = np.isfinite(values).any(axis=(0, 1))
-    return values[..., : int(own.nonzero()[0].max()) + 1] if own.any() else values
+        values = _mean(values, axes=(values.ndim - 1,))
+    return values[..., : model_field(run, row, "depth") + ("stream" in names)]
+
+
+def _mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """Mean of what is finite; NaN where nothing is."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0).sum(axis=axes)
+    count = known.sum(axis=axes)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def answers(run: Run, row: int) -> list[Answer]:
     """What an arm says of the companion paper's claims; those it cannot are left out.
 
     A claim needs more than its number: keys more orthogonal than they were before
-    training, and than random ones; values ordered by more than chance or any direction.
+    training, and than random ones; values ordered by entropy more than by position.
+
+    Args:
+      run: from `finite_alone`.
+      row: of an arm with attention.
     """
     last = {
         name: of_layers(run, row, name)[:, -1]
@@ -151,7 +185,8 @@ def answers(run: Run, row: int) -> list[Answer]:
         ),
         Answer(
             "values are ordered by posterior entropy (last layer)",
-            "before training, a random direction, permuted; less what was found",
+            "rank correlation before training, along a random direction, with another"
+            " sequence's entropies; each less what was found",
             tuple(
                 null[:, -1] - last["entropy_axis"][:, -1]
                 for null in (
@@ -193,30 +228,43 @@ def answers(run: Run, row: int) -> list[Answer]:
         )
         found.insert(1, sharpening)
     shares = largest_shares(run, row)
-    if shares is not None and shares.shape[1] > 1:
+    if shares is not None:
         found.append(
             Answer(
                 "heads share the work",
-                "largest share of the damage that one head of all does, less a half",
-                (shares.max(axis=1) - 0.5,),
+                "the most that one head's absence costs, as a share of what that of all"
+                " heads of its layer does; less a half",
+                (shares - 0.5,),
             )
         )
     return [a for a in found if all(np.isfinite(d).any() for d in a.differences)]
 
 
 def largest_shares(run: Run, row: int) -> np.ndarray | None:
-    """Each head's share of what all single heads' absence costs, (seed, L x H).
+    """The largest share of its layer's work that one head does, over layers, (seed,).
 
-    Without a head that only does harm; of heads replaced by their means.
+    What its absence costs over what that of all heads of the layer costs, each replaced
+    by its mean. A layer whose heads cost next to nothing says nothing.
+
+    Args:
+      run: from `finite_alone`.
+      row: of an arm with attention.
+
+    Returns:
+      About 1 where one head does all, 1/H where H do as much each, about 0 where any
+      can stand in for another; NaN of seeds that say nothing; None of single heads.
     """
-    base = run.metrics["heldout_kl_bits"][row, :, -1][:, None]
-    damage = run.metrics["head_averaged_kl_bits"][row]
-    damage = damage.reshape(len(damage), -1)
-    damage = np.maximum(damage[:, np.isfinite(damage).any(axis=0)] - base, 0)
-    total = damage.sum(axis=1, keepdims=True)
-    if not (total > 0).all():
+    heads = model_field(run, row, "heads")
+    if heads < 2:
         return None
-    return damage / total
+    depth = model_field(run, row, "depth")
+    base = run.metrics["heldout_kl_bits"][row, :, -1]
+    single = run.metrics["head_averaged_kl_bits"][row, :, :depth, :heads]
+    together = run.metrics["heads_averaged_kl_bits"][row, :, :depth] - base[:, None]
+    single = np.maximum(single - base[:, None, None], 0).max(axis=2)
+    says = together > _LEAST_DAMAGE * base[:, None]
+    share = np.where(says, single / np.where(says, together, 1), -np.inf).max(axis=1)
+    return np.where(np.isfinite(share), share, np.nan)
 
 
 def csv_table(summary: dict[str, Any]) -> str:
@@ -234,7 +282,8 @@ def terminal(summary: dict[str, Any]) -> str:
     ]
     rows = _longer_table(summary)
     if rows:
-        blocks += ["KL to Bayes on longer sequences, bits", report.text_table(rows)]
+        title = f"KL to Bayes in bits, with so many times the {summary['longer_by']}"
+        blocks += [title, report.text_table(rows)]
     lines = [
         f"{answer['verdict']:<9}  {answer['claim']}"
         for answer in _answers_of(summary, summary["baseline"])
@@ -270,6 +319,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         " total variation do. Calibration: expected |p - what Bayes says where the"
         " model says p|.",
         report.markdown_table(_main_table(summary)),
+        "Rates are the config's, and tuned for no arm.",
         report.floor_line(summary),
     ]
     parts += report.flag_section(summary)
@@ -285,8 +335,8 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
     if rows:
         parts += [
             "## Longer than trained",
-            "KL to Bayes in bits up to a length, as a multiple of that trained on, on"
-            " sequences that are longer.",
+            f"KL to Bayes in bits on sequences with so many times the"
+            f" `{summary['longer_by']}` trained on.",
             report.markdown_table(rows),
         ]
     answered = [arm for arm in summary["arms"] if _answers_of(summary, arm)]
@@ -295,12 +345,15 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
             "## The companion paper's claims",
             "A claim holds if all its differences are below 0: the 95 % intervals of"
             " Student and of the bootstrap, on these seeds; reversed if all are above."
-            " Each stands alone, so that of 20 one may be wrong.",
+            " Of time scales there are two ratios, of KL and its root to attention:"
+            " attention was first if both are above 1; they need 6 seeds. Each claim"
+            " stands alone, so that of 20 one may be wrong.",
             report.markdown_table(_answer_table(summary, answered)),
         ]
     for arm in answered:
         if arm == baseline or baseline not in answered:
             parts += _of_arm(summary, arm)
+    parts += report.claim_section(summary)
     parts += report.picture_section(figures)
     return "\n\n".join(parts) + "\n"
 
@@ -320,11 +373,13 @@ def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
     return [
         f"## Geometry of {arm}",
         "By layer: before training (the null of random initialisation), at the end,"
-        " and the nulls of what was found at the end. The stream has one row more than"
-        " there are layers: what is embedded. Correlations are of the contexts that a"
-        " layer's values deliver at scored positions. Within positions: of what is"
-        " left of both when each position's mean is taken away, since where entropy"
-        " falls with position any axis of position is one of entropy.",
+        " and the nulls of what was found at the end: random keys, or the mean over"
+        " random directions; keys with each coordinate shuffled over them; entropies of"
+        " another sequence at the same position, so that what goes with position alone"
+        " is in the null, and permuted beliefs. Keys are those of different tokens. The"
+        " stream has one row more than there are layers: what is embedded. Correlations"
+        " are of the contexts that a layer's values deliver at scored positions; within"
+        " positions, of what is left of both when each position's mean is taken away.",
         report.markdown_table(_geometry_table(entry["geometry"])),
         f"## What {arm} loses without a part",
         "KL to Bayes in bits with one head, one MLP or a whole layer replaced by zero"
@@ -377,16 +432,14 @@ def _longer(run: Run, row: int) -> dict[str, dict[str, Any]]:
         return {}
     kl = run.metrics["long_kl_bits"][row]
     config = ConfigDict(run.config["config"])
-    task = report.task_of(run).tunnel
-    trained, longest = task.scored(config.task), kl.shape[1]
+    trained, longest = report.task_of(run).tunnel.scored(config.task), kl.shape[1]
     if longest == trained:  # longer by what is not asked for
         return {f"{config.stretch:g}": _entry(kl.mean(axis=1))}
-    lengths = dict.fromkeys(
-        factor for factor in (1.0, 1.5, 2.5, config.stretch) if factor <= config.stretch
-    )
+    lengths = sorted({1.0, 1.5, 2.5, config.stretch})
     return {
         f"{factor:g}": _entry(kl[:, : round(factor * trained)].mean(axis=1))
         for factor in lengths
+        if factor <= config.stretch
     }
 
 
@@ -396,7 +449,7 @@ def _over_baseline(run: Run, summary: dict, row: int) -> dict[str, Any]:
     if baseline not in arms:
         return _entry(np.array([]))
     kl = run.metrics["heldout_kl_bits"][..., -1].astype(np.float64)
-    kl = np.where(report.stayed_finite(run) & (kl > 0), kl, np.nan)
+    kl = np.where(kl > 0, kl, np.nan)
     return _entry(np.log(kl[row]) - np.log(kl[arms.index(baseline)]))
 
 
@@ -427,12 +480,12 @@ def _geometry(run: Run, row: int) -> dict[str, Any]:
 
 def _ablation(run: Run, row: int) -> dict[str, Any]:
     found = {}
-    for part in ("head", "mlp", "layer"):
+    for part in ("head", "heads", "mlp", "layer"):
         for how in ("zeroed", "averaged"):
             name = f"{part}_{how}_kl_bits"
             if name not in run.metrics:
                 continue
-            values = run.metrics[name][row]
+            values = run.metrics[name][row][:, : model_field(run, row, "depth")]
             if np.isfinite(values).any():
                 by_layer = np.moveaxis(values.reshape(*values.shape[:2], -1), 1, 0)
                 found[f"{part}_{how}"] = [_entries(layer) for layer in by_layer]
@@ -453,16 +506,16 @@ def _judged(answer: Answer) -> dict[str, Any]:
 
 
 def _answers_of(summary: dict[str, Any], arm: str) -> list[dict[str, Any]]:
-    """What an arm answered, and what comes first in it, in its own words."""
+    """What an arm answered, and what settled first, if there are seeds enough."""
     entry = summary["arms"].get(arm, {})
     found = list(entry.get("answers", ()))
-    if "time_scales" in entry:
-        times = entry["time_scales"]["half"]
+    times = entry.get("time_scales", {}).get("half")
+    if times is not None and times["root_over_frame"]["ci95"] is not None:
         verdicts = {"frame": "held", "precision": "reversed"}
         found.append(
             {
                 "claim": "attention settles before precision",
-                "what": "steps to half of the way",
+                "what": "steps to half of the way, KL and its root over attention",
                 "differences": [],
                 "times": times,
                 "verdict": verdicts.get(times["first"], "undecided"),
@@ -495,8 +548,9 @@ def _short_table(summary: dict[str, Any]) -> list[list[str]]:
 def _against_table(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["arm", "times the KL", "parameters", "differs in"]]
     for arm, entry in summary["arms"].items():
-        if arm != summary["baseline"] and entry["kl_over_baseline"]["n"]:
-            cells = times(entry["kl_over_baseline"]), f"{entry['parameters']:,}"
+        if arm != summary["baseline"] and entry["log_kl_over_baseline"]["n"]:
+            ratio = times(entry["log_kl_over_baseline"])
+            cells = ratio, f"{entry['parameters']:,}"
             rows.append([arm, *cells, entry["differs_in"]])
     return rows
 
@@ -561,9 +615,9 @@ def _geometry_table(found: dict[str, Any]) -> list[list[str]]:
 
 def _ablation_table(found: dict[str, Any]) -> list[list[str]]:
     rows = [["part", "replaced by zero", "by its mean"]]
-    depth = len(found["layer_zeroed"])
+    depth = len(found.get("layer_zeroed", ()))
     for layer in range(depth):
-        for part in ("head", "mlp", "layer"):
+        for part in ("head", "heads", "mlp", "layer"):
             if f"{part}_zeroed" not in found:
                 continue
             both = (found[f"{part}_{how}"][layer] for how in ("zeroed", "averaged"))
@@ -572,6 +626,7 @@ def _ablation_table(found: dict[str, Any]) -> list[list[str]]:
                     continue
                 name = {
                     "head": f"layer {layer + 1}, head {number}",
+                    "heads": f"layer {layer + 1}, all heads",
                     "mlp": f"layer {layer + 1}, MLP",
                     "layer": f"layer {layer + 1}, all of it",
                 }[part]

@@ -22,7 +22,7 @@ HELD_OUT = jnp.arange(N) % 3 == 1
 # Few programs, of few shapes, and random numbers drawn once for several problems:
 # compiling is what takes time here.
 rank_correlation = jax.jit(geometry.rank_correlation)
-axis_of = functools.partial(geometry.entropy_axis, draws=DRAWS)
+axis_of = functools.partial(geometry.entropy_axis, draws=DRAWS, block=1)
 keys_of = functools.partial(geometry.key_axes, draws=DRAWS)
 entropy_axis = jax.jit(axis_of)
 entropy_axes = jax.jit(jax.vmap(axis_of, (0, 0, None)))
@@ -347,39 +347,7 @@ def test_keys_have_no_unit_and_may_be_too_few():
     assert lost.found.known
 
 
-def test_welch_bound_is_reached_and_never_crossed():
-    assert geometry.welch_bound(3, 5) == geometry.welch_bound(5, 5) == 0
-    assert geometry.welch_bound(9, 1) == 1
-    turn = 2 * np.pi * np.arange(3) / 3
-    reached = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    for n, d, keys in [(3, 2, reached)] + [
-        (n, d, rng(n + d).normal(size=(n, d))) for n in (2, 5, 20) for d in (1, 3, 7)
-    ]:
-        unit = keys / np.linalg.norm(keys, axis=1, keepdims=True)
-        cosine = (unit @ unit.T)[~np.eye(n, dtype=bool)]
-        bound = geometry.welch_bound(n, d)
-        assert np.sqrt((cosine**2).mean()) >= bound - 1e-12
-        assert np.abs(cosine).mean() >= bound**2 - 1e-12
-    np.testing.assert_allclose(geometry.welch_bound(3, 2), 0.5)  # |cos 120°|
-    for n, d in ((1, 3), (3, 0)):
-        with pytest.raises(ValueError, match=r"^[nd]=\d: allowed: [12] or more"):
-            geometry.welch_bound(n, d)
-
-
 # --- depth
-
-
-def test_sharpening():
-    found = geometry.sharpening(jnp.array([0.9, 0.95, 0.4]))
-    np.testing.assert_allclose(found.value, -0.5)
-    assert found.known
-    assert geometry.sharpening(jnp.array([0.1, 0.4])).value > 0
-    value, known = geometry.sharpening(jnp.array([0.9]))
-    assert not known
-    assert value == 0
-    several = jax.vmap(geometry.sharpening)(jnp.array([[0.5, 0.1], [0.5, 0.7]]))
-    np.testing.assert_allclose(several.value, [-0.4, 0.2])
-    assert several.known.all()
 
 
 # --- all of them
@@ -442,7 +410,7 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(AssertionError):
             geometry.rank_correlation(entropy, wrong)
         with pytest.raises(AssertionError):
-            geometry.entropy_axis(points, wrong, KEY, draws=2)
+            geometry.entropy_axis(points, wrong, KEY, draws=2, block=1)
     beliefs, features = map(jnp.array, beliefs_and_features(0))
     for args in (
         (features, beliefs[1:], HELD_OUT),
@@ -454,9 +422,45 @@ def test_what_does_not_fit_is_refused():
             geometry.belief_read_out(*args, KEY, ridge=0.1)
     with pytest.raises(AssertionError):
         geometry.key_axes(entropy, KEY, draws=2)
-    with pytest.raises(AssertionError):
-        geometry.sharpening(points)
     with pytest.raises(ValueError, match=r"^draws=0: allowed: 1 or more"):
-        geometry.entropy_axis(points, entropy, KEY, draws=0)
+        geometry.entropy_axis(points, entropy, KEY, draws=0, block=1)
     with pytest.raises(ValueError, match=r"^draws=0: allowed: 1 or more"):
         geometry.key_axes(points, KEY, draws=0)
+
+
+def test_what_goes_with_position_is_in_the_null_of_whole_sequences():
+    """Scores and entropies both fall with position; only one of them with the other."""
+    rng = np.random.default_rng(5)
+    count, length = 40, 6
+    fall = np.tile(np.arange(length), (count, 1))
+    own = rng.normal(size=(count, length))
+    other = rng.normal(size=(count, length))
+
+    def answers(score, entropy, block):
+        points = np.stack([score.ravel(), 0.01 * rng.normal(size=score.size)], axis=1)
+        found = geometry.entropy_axis(
+            jnp.array(points), jnp.array(entropy.ravel()), KEY, draws=20, block=block
+        )
+        return float(found.found.value), float(found.permuted.value)
+
+    for score, entropy, above in (
+        (fall + 0.1 * other, fall + 0.1 * own, False),  # position, and nothing else
+        (fall + own, fall + own, True),
+    ):
+        found, null = answers(score, entropy, length)
+        assert (found - null > 0.1) == above, (found, null)
+        found, chance = answers(score, entropy, 1)
+        assert found - chance > 0.5
+    exactly = np.asarray(fall, float)
+    found, null = answers(exactly + other, exactly, length)
+    assert found == pytest.approx(null, abs=1e-6)
+
+
+def test_keys_without_direction_stay_so_when_shuffled():
+    vectors = np.random.default_rng(6).normal(size=(5, 3))
+    padded = np.zeros((9, 3))
+    padded[[0, 2, 3, 6, 8]] = vectors
+    one = geometry.key_axes(jnp.array(vectors), KEY, draws=400)
+    other = geometry.key_axes(jnp.array(padded), KEY, draws=400)
+    np.testing.assert_allclose(one.found.value, other.found.value, rtol=1e-5)
+    assert abs(one.shuffled.value - other.shuffled.value) < 0.02

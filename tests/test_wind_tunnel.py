@@ -21,7 +21,7 @@ from jaxattn import (
 from jaxattn import config as config_lib
 from jaxattn.tasks import catalogue
 
-SEEDS = 2
+SEEDS = 3  # of which two train at once
 
 
 def tiny_config(**changes):
@@ -29,6 +29,7 @@ def tiny_config(**changes):
     config = config_lib.load("configs/hmm.py:smoke")
     arm = config.arms.transformer.to_dict()
     small = {
+        "seeds": SEEDS,
         "steps": 4,
         "eval_every": 2,
         "batch_size": 3,
@@ -99,8 +100,7 @@ def result(program):
 def run(result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     found = runs.write_metrics(folder, tiny_config(), result)
-    wall = {"compile": 1.0, "run": 1.0}
-    return found._replace(summary=tunnel_report.summarise(found, wall))
+    return summarised(found)
 
 
 # --- the sweep
@@ -108,7 +108,7 @@ def run(result, tmp_path_factory):
 
 def test_a_run_in_the_middle_goes_on_with_the_same_bits(program, result, tmp_path):
     config, carry = program.config, sweep.start()
-    for _ in range(2):
+    while not (carry.done and carry.rounds and carry.rounds[0].step > 0):
         carry = sweep.advance(program, carry)
     runs.save_checkpoint(tmp_path, config, sweep.collect(program, carry), 1.0)
     carry, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
@@ -118,6 +118,20 @@ def test_a_run_in_the_middle_goes_on_with_the_same_bits(program, result, tmp_pat
     for part in ("curves", "traits"):
         for name, values in getattr(result.kept, part).items():
             np.testing.assert_array_equal(getattr(again.kept, part)[name], values)
+    weights = jax.tree.leaves(result.kept.weights)
+    for one, other in zip(weights, jax.tree.leaves(again.kept.weights), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert len(one) == SEEDS
+
+
+def test_weights_are_kept_or_not_as_the_run_was_begun(program, tmp_path):
+    carry = sweep.start()
+    while not carry.done:
+        carry = sweep.advance(program, carry)
+    runs.save_checkpoint(tmp_path, program.config, sweep.collect(program, carry), 1.0)
+    content = runs.read_checkpoint(tmp_path)
+    with pytest.raises(runs.RunError, match="finished with them"):
+        runs.resumed(program._replace(keeps_weights=False), content)
 
 
 def test_every_array_has_its_axes_named_and_nothing_diverged(run):
@@ -159,7 +173,7 @@ def trained(program):
     config, carry = program.config, sweep.start()
     while not carry.rounds or carry.rounds[0].step + config.eval_every < config.steps:
         carry = sweep.advance(program, carry)
-    ids = np.arange(SEEDS, dtype=np.uint32)
+    ids = np.arange(program.plan.slots, dtype=np.uint32)
     round_ = carry.rounds[0]
     problems, _ = program.begin(tuple(ids))
     one = jax.tree.map(lambda leaf: leaf[0], problems)
@@ -207,6 +221,10 @@ def test_metrics_are_those_worked_out_by_hand(program):
     assert found["accuracy"] == pytest.approx(
         np.take_along_axis(beta, p.argmax(axis=2)[:, :, None], 2).mean(), rel=1e-4
     )
+
+    assert wind_tunnel._bayes_accuracy(
+        problem.log_bayes_heldout[0], batch.targets[0], batch.weights[0]
+    ) == pytest.approx(beta[0].max(axis=1).mean(), rel=1e-5)
 
     # Attention of the probes, head by head, with the keys that they share.
     mask = attention.causal_mask(batch.inputs.shape[1])
@@ -331,7 +349,7 @@ def test_the_report_says_what_the_arrays_say(run):
     entry = summary["arms"]["transformer"]
     kl = run.metrics["heldout_kl_bits"][0, :, -1]
     assert entry["heldout_kl_bits"]["mean"] == pytest.approx(kl.mean())
-    over = summary["arms"]["mlp"]["kl_over_baseline"]["mean"]
+    over = summary["arms"]["mlp"]["log_kl_over_baseline"]["mean"]
     others = run.metrics["heldout_kl_bits"][1, :, -1]
     assert over == pytest.approx(np.log(others / kl).mean(), rel=1e-4)
     long_kl = run.metrics["long_kl_bits"][0]
@@ -395,15 +413,78 @@ def test_sharpening_is_of_the_last_layer_beside_the_first(run):
     assert verdicts(made_up(run, relative_entropy=flipped))[claim] == "reversed"
 
 
-def test_one_head_that_does_all_the_work_shares_none(run):
-    base = np.full((3, SEEDS, 3), 0.1)
-    damage = np.full((3, SEEDS, 2, 2), 0.1)
-    damage[..., 0, 0] = 0.9
-    damage[..., 1, 1] = 0.05  # without it the model is better: no damage
-    found = made_up(run, heldout_kl_bits=base, head_averaged_kl_bits=damage)
+@pytest.mark.parametrize(
+    ("single", "together", "share", "verdict"),
+    [
+        ([0.9, 0.1], 0.9, 1.0, "reversed"),  # one head does all
+        ([0.3, 0.3], 0.9, 0.25, "held"),  # two do as much, and more together
+        ([0.1, 0.05], 0.9, 0.0, "held"),  # any can stand in for the other
+        ([0.9, 0.1], 0.105, None, None),  # the layer does nothing
+    ],
+)
+def test_heads_share_the_work_unless_one_does_it(run, single, together, share, verdict):
+    """With 0.1 bits when all are in place."""
+    damage = np.broadcast_to(single, (3, SEEDS, 2, 2))
+    found = made_up(
+        run,
+        heldout_kl_bits=np.full((3, SEEDS, 3), 0.1),
+        head_averaged_kl_bits=damage,
+        heads_averaged_kl_bits=np.full((3, SEEDS, 2), together),
+    )
     shares = tunnel_report.largest_shares(found, 0)
-    np.testing.assert_allclose(shares[0], [1, 0, 0, 0], atol=1e-6)
-    assert verdicts(found)["heads share the work"] == "reversed"
+    expected = np.nan if share is None else share
+    np.testing.assert_allclose(shares, expected, atol=1e-6)
+    assert verdicts(found).get("heads share the work") == verdict
+
+
+def part_of(run, arms):
+    """The run as if only these arms had run, with a report of its own."""
+    config = run.config["config"]
+    rows = [config["run_arms"].index(arm) for arm in arms]
+    metrics = {
+        name: values[rows] if run.axes["axes"][name][0] == "arm" else values
+        for name, values in run.metrics.items()
+    }
+    config = run.config | {"config": config | {"run_arms": list(arms)}}
+    found = run._replace(config=config, metrics=metrics)
+    return summarised(found)
+
+
+def summarised(run):
+    wall = {"compile": 1.0, "run": 1.0}
+    return run._replace(summary=tunnel_report.summarise(run, wall))
+
+
+def written(run, folder):
+    """All that is written of a run; that it can be is what is tested."""
+    drawn = tunnel_figures.draw(run, folder)
+    json.dumps(run.summary, allow_nan=False)
+    tunnel_report.terminal(run.summary)
+    return tunnel_report.markdown(run.summary, drawn)
+
+
+def test_without_attention_there_is_a_report_all_the_same(run, tmp_path):
+    text = written(part_of(run, ["mlp"]), tmp_path)
+    assert "Geometry" not in text
+    assert not (tmp_path / "attention.png").exists()
+
+
+def test_a_seed_that_diverged_is_left_out_everywhere(run, tmp_path):
+    since = np.full((3, SEEDS), -1)
+    since[0, 0] = 2
+    metrics = run.metrics | {"diverged_step": since}
+    one = summarised(run._replace(metrics=metrics))
+    entry = one.summary["arms"]["transformer"]
+    assert entry["heldout_kl_bits"]["n"] == SEEDS - 1
+    assert entry["longer"]["2"]["n"] == SEEDS - 1
+    assert entry["geometry"]["key_orthogonality"]["end"][0]["n"] == SEEDS - 1
+    assert entry["ablation"]["layer_zeroed"][0][0]["n"] == SEEDS - 1
+    assert "transformer, seed 1." in written(one, tmp_path / "one")
+
+    since = np.where(np.arange(3)[:, None] == 0, 2, since)
+    every = summarised(run._replace(metrics=metrics | {"diverged_step": since}))
+    assert every.summary["arms"]["transformer"]["heldout_kl_bits"]["mean"] is None
+    written(every, tmp_path / "every")
 
 
 def test_pictures_are_drawn_and_named(run, tmp_path):
@@ -427,3 +508,49 @@ def test_em_and_two_timescale_are_for_attention_alone():
     config.arms.bare.positions = "none"
     with pytest.raises(config_lib.ConfigError, match=r"arms\.bare\.schedule='em'"):
         config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms.mlp.heads": 2}, r"arms\.mlp\.heads=2: no such field for a mlp"),
+        ({"stretch": 1.01}, r"stretch=1.01: makes no longer sequences"),
+        ({"arms.mlp.kind": "history_mlp"}, r"arms\.mlp\.kind='history_mlp': allowed"),
+        ({"model.kv_heads": 3}, r"model\.kv_heads=3: allowed: a divisor of heads"),
+        ({"probe": 7}, r"probe=7: allowed: a whole number from 1 to 6"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(changes, message):
+    config = tiny_config()
+    with config.ignore_type(), config.unlocked():
+        for name, value in changes.items():
+            config.update_from_flattened_dict({name: value})
+    with pytest.raises(config_lib.ConfigError, match=message):
+        config_lib.check(config)
+
+
+def test_equal_tokens_count_once_among_keys(program):
+    """Of a header in which one number stands everywhere there is no pair of keys."""
+    config = program.config
+    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
+    params = wind_tunnel.init(
+        config, config_lib.structure(config.arms.transformer), jax.random.key(0)
+    )
+    task = catalogue.TASKS["hmm"].build(config.task, jax.random.key(0))
+    batch = wind_tunnel._several(task, jax.random.key(1), config.heldout)
+
+    def orthogonality(tokens):
+        changed = batch._replace(inputs=tokens)
+        activations = wind_tunnel._apply(model, params, tokens)
+        found = wind_tunnel._of_keys(config, activations, changed, jax.random.key(2), 2)
+        return np.asarray(found["key_orthogonality"][""])
+
+    inputs = np.array(batch.inputs)
+    header = inputs.shape[1] - config.task.num_observations
+    inputs[:, :header] = 50
+    assert np.isnan(orthogonality(inputs)).all()
+    inputs[:, 1] = 30  # two kinds: one pair, whatever how often
+    twice = orthogonality(inputs)
+    inputs[:, 2:header] = 30
+    # The first of each kind is all that counts, in the first layer to the last bit.
+    np.testing.assert_allclose(orthogonality(inputs)[0], twice[0], rtol=1e-5)

@@ -5,6 +5,9 @@ python scripts/train.py --config=configs/bijection.py:parts     # what each part
 python scripts/train.py --config=configs/bijection.py:schedules # not adamw
 python scripts/train.py --config=configs/bijection.py:paper     # for a GPU
 python scripts/train.py --config=configs/bijection.py:smoke     # seconds
+
+Expected (results/bijection/report.md): KL to Bayes 0.0038 bits, of an MLP that sees all
+positions so far 0.0037, of one that sees its own alone 1.09.
 """
 
 from ml_collections import ConfigDict

@@ -375,7 +375,7 @@ def _ablation(run: Run) -> Figure:
     base = run.metrics["heldout_kl_bits"][row, :, -1]
     kept = np.isfinite(base)
     names, columns, kinds = [], [], []
-    parts = {"head": "head {}", "heads": "heads", "mlp": "MLP", "layer": "all"}
+    parts = {"head": "head {}", "heads": "all heads", "mlp": "MLP", "layer": "layer"}
     for layer in range(tunnel_report.model_field(run, row, "depth")):
         for part in parts:
             metric = run.metrics.get(f"{part}_averaged_kl_bits")

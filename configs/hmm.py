@@ -70,7 +70,7 @@ def get_config(variant: str = "") -> ConfigDict:
         {
             "seeds": 6,
             "seed": 0,  # root of every random key
-            "steps": 2000,
+            "steps": 2200,
             "eval_every": 100,
             "batch_size": 64,
             "fresh": True,

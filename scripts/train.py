@@ -52,6 +52,10 @@ def main(overrides: list[tuple[str, str]]) -> int:
         config = command.read_config(
             _CONFIG.value, overrides, config_lib.check, "configs/sticky.py"
         )
+        if _WEIGHTS.value and not config_lib.is_tunnel(config):
+            raise config_lib.ConfigError(
+                "weights=True: allowed with transformers, see configs/bijection.py"
+            )
         command.keep_programs(_CACHE.value)
         _join()
         workdir = Path(_WORKDIR.value or Path("results") / config.name)

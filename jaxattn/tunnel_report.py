@@ -64,7 +64,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
       wall_seconds: "compile" and "run".
     """
     summary = report.summarise(run, wall_seconds)
-    run = finite_alone(run)
+    size, run = run.metrics["parameters"][:, 0], finite_alone(run)
     fields = run.config["config"]["task"]
     positions = report.task_of(run).tunnel.scored(ConfigDict(fields))
     summary["looked_at"]["positions"] = positions
@@ -72,7 +72,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     for row, (arm, entry) in enumerate(summary["arms"].items()):
         for name in DISTANCES.values():
             entry[name] = _entry(run.metrics[name][row, :, -1])
-        entry["parameters"] = int(run.metrics["parameters"][row, 0])
+        entry["parameters"] = int(size[row])
         entry["differs_in"] = _differing(run.config["config"], arm)
         entry["positions"] = {
             name: _entries(run.metrics[name][row, :, -1])

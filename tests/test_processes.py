@@ -117,7 +117,8 @@ def test_two_processes_that_slurm_starts_give_the_numbers_of_one(tmp_path, start
     assert "seed-step" not in printed[1] + errors[1]
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_dies_stops_the_other_and_the_run_goes_on(
     tmp_path, start, whole, lost
 ):

@@ -315,6 +315,7 @@ def test_fresh_sequences_differ_from_step_to_step_and_are_remembered():
     assert_same_bits(result.curves, run(config).curves)
 
 
+@pytest.mark.slow
 def test_fresh_train_loss_is_beside_the_floor_of_its_own_sequence():
     config = small_config(fresh=True, steps=4, eval_every=1, run_arms=("sgd",))
     curves = run(config).curves
@@ -325,6 +326,7 @@ def test_fresh_train_loss_is_beside_the_floor_of_its_own_sequence():
     assert (gap > 0).all()
 
 
+@pytest.mark.slow
 def test_per_seed_embeddings_differ():
     def draw(config):
         batch = jax.jit(jax.vmap(lambda seed: sweep.draw_batch(config, seed, 0)))
@@ -465,6 +467,7 @@ def test_a_grid_is_one_program_for_each_kind_of_arm():
     assert len(program.train) == 2  # the online arm has another rate, that is all
 
 
+@pytest.mark.slow
 def test_stopping_a_grid_in_between_changes_nothing():
     config = small_grid()
     program, again = build(config, workers=2), build(config)

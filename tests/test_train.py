@@ -92,6 +92,7 @@ def test_a_grid_writes_a_whole_run(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_by_their_own_command(tmp_path):
     assert train(*SMALL, *LOOKED_AT, f"--workdir={tmp_path}").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
@@ -319,6 +320,7 @@ def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
     assert f"or to remove {path}" in done.stderr
 
 
+@pytest.mark.slow
 def test_programs_are_kept_for_the_next_run(tmp_path):
     few = (*SMALL, "--config.seeds=1", "--config.steps=5", f"--workdir={tmp_path}/run")
     environment = os.environ | {

@@ -161,11 +161,18 @@ def dense_attend(moved):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"norm": "post", "value_norm": True, "positions": "learned"},
-        {"norm": "none", "kv_heads": 4, "mlp_width": 0, "residual": False},
+        pytest.param({}, id="pre"),
+        pytest.param(
+            {"norm": "post", "value_norm": True, "positions": "learned"},
+            id="post",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"norm": "none", "kv_heads": 4, "mlp_width": 0, "residual": False},
+            id="bare",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["pre", "post", "bare"],
 )
 def test_each_head_obeys_the_laws_inside_three_layers(monkeypatch, changes):
     model = architecture(**changes)
@@ -335,6 +342,7 @@ def test_dropout_hangs_on_its_key_and_differs_between_layers():
     assert set(np.round(ratio[0].ravel(), 4)) <= {0.0, 2.0}
 
 
+@pytest.mark.slow
 def test_seeds_may_be_mapped_over():
     model = architecture(depth=1)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -519,6 +527,7 @@ EM = schedules.Structure(
 RATES = {"routing_rate": 0.1, "value_rate": 0.3, "output_rate": 0.7}
 
 
+@pytest.mark.slow
 def test_simultaneous_em_with_one_step_is_two_timescale():
     model = architecture()
     params, batch = init(model), batch_of(model)
@@ -537,7 +546,13 @@ def test_simultaneous_em_with_one_step_is_two_timescale():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(("order", "inner"), [("alternating", 3), ("simultaneous", 2)])
+@pytest.mark.parametrize(
+    ("order", "inner"),
+    [
+        ("alternating", 3),
+        pytest.param("simultaneous", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_em_of_one_layer_is_em_of_the_head(order, inner):
     params, head, inputs = one_head_problem()
     block = params["blocks"][0]["attention"]

@@ -243,6 +243,7 @@ def test_metrics_are_those_worked_out_by_hand(program):
             )
 
 
+@pytest.mark.slow
 def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
     runs.write_weights(run.path, result)
     config = program.config
@@ -278,6 +279,7 @@ def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
         runs.load_weights(run.path, "transformer", 0)
 
 
+@pytest.mark.slow
 def test_dropout_is_for_training_alone(run):
     del run
     config = tiny_config()

@@ -5,6 +5,9 @@ python scripts/train.py --config=configs/hmm.py:parts   # what each part does
 python scripts/train.py --config=configs/hmm.py:mess3   # one known process
 python scripts/train.py --config=configs/hmm.py:paper   # for a GPU
 python scripts/train.py --config=configs/hmm.py:smoke   # seconds
+
+Expected (results/hmm/report.md): KL to Bayes 0.0058 bits, at 1.5 and 2.5 times the
+observations 0.016 and 0.053; of a GRU of its size 0.38.
 """
 
 from ml_collections import ConfigDict

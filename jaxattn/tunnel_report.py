@@ -25,6 +25,12 @@ DISTANCES = {
     "calibration": "calibration_error",
     "accuracy": "accuracy",
 }
+# The same for 80 characters.
+_SHORT = {
+    "KL, bits": "heldout_kl_bits",
+    "accuracy": "accuracy",
+    "TV": "heldout_total_variation",
+}
 # Question -> nulls of the finished model, beside its start (random initialisation).
 GEOMETRY: dict[str, tuple[str, ...]] = {
     "key_orthogonality": ("random", "shuffled"),
@@ -277,7 +283,7 @@ def terminal(summary: dict[str, Any]) -> str:
     blocks = [
         f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps,"
         " last evaluation,\nmean ± half a 95 % interval; distances to exact Bayes",
-        report.text_table(_short_table(summary)),
+        report.text_table(_distance_table(summary, _SHORT)),
         report.floor_line(summary),
     ]
     rows = _longer_table(summary)
@@ -318,7 +324,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         " sign cancel. Neither tells a posterior from a permutation of it: only KL and"
         " total variation do. Calibration: expected |p - what Bayes says where the"
         " model says p|.",
-        report.markdown_table(_main_table(summary)),
+        report.markdown_table(_distance_table(summary, DISTANCES)),
         "Rates are the config's, and tuned for no arm.",
         report.floor_line(summary),
     ]
@@ -527,20 +533,12 @@ def _answers_of(summary: dict[str, Any], arm: str) -> list[dict[str, Any]]:
 # --- tables
 
 
-def _main_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["arm", "parameters", *DISTANCES]]
+def _distance_table(
+    summary: dict[str, Any], columns: dict[str, str]
+) -> list[list[str]]:
+    rows = [["arm", "parameters", *columns]]
     for arm, entry in summary["arms"].items():
-        cells = [precise(entry[name]) for name in DISTANCES.values()]
-        rows.append([arm, f"{entry['parameters']:,}", *cells])
-    return rows
-
-
-def _short_table(summary: dict[str, Any]) -> list[list[str]]:
-    names = {n: m for n, m in DISTANCES.items() if n in ("KL, bits", "accuracy")}
-    names["TV"] = DISTANCES["total variation"]
-    rows = [["arm", "parameters", *names]]
-    for arm, entry in summary["arms"].items():
-        cells = [precise(entry[name]) for name in names.values()]
+        cells = [precise(entry[name]) for name in columns.values()]
         rows.append([arm, f"{entry['parameters']:,}", *cells])
     return rows
 

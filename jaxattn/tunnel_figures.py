@@ -85,9 +85,10 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
                 " to 1.",
             ),
             "frame": Picture(
-                lambda run: run_figures.frame(tunnel_report.averaged(_attending(run))),
+                lambda run: run_figures.frame(tunnel_report.settling(_attending(run))),
                 "How much of its way attention (the frame; mean over heads) and KL to"
-                " Bayes (precision) still have before them: the lower line is ahead;"
+                " Bayes (precision, from that of knowing nothing) still have before"
+                " them: the lower line is ahead;"
                 " dots mark half of the way, median over seeds. The root of KL is, like"
                 " the drift of attention, on the scale of a distance.",
             ),

@@ -92,7 +92,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             entry["ablation"] = _ablation(run, row)
             entry["time_scales"] = {
                 name: observations.scales_entry(
-                    observations.time_scales(averaged(run), row, share)
+                    observations.time_scales(settling(run), row, share)
                 )
                 for name, share in observations.SHARES.items()
             }
@@ -125,14 +125,22 @@ def attends(run: Run, row: int) -> bool:
     return model_field(run, row, "kind") == "transformer"
 
 
-def averaged(run: Run) -> Run:
-    """The run with the drift of attention as a mean over layers and heads.
+def settling(run: Run) -> Run:
+    """The run with what `observations.time_scales` is to ask of it.
+
+    The drift of attention is a mean over layers and heads. KL counts from where it is
+    that of knowing nothing, log C - H(Bayes): a random start is above, and to become
+    unsure first is no precision.
 
     Args:
       run: in which some arm has attention.
     """
     drift = _mean(run.metrics["attention_drift"], axes=(3, 4))
-    return run._replace(metrics=run.metrics | {"attention_drift": drift})
+    of_bayes = run.metrics["bayes_predictive_entropy"]
+    nothing = math.log(report.num_classes(run)) - of_bayes[..., None]
+    kl = np.minimum(run.metrics["heldout_kl"], nothing)
+    changed = {"attention_drift": drift, "heldout_kl": kl}
+    return run._replace(metrics=run.metrics | changed)
 
 
 def of_layers(run: Run, row: int, name: str) -> np.ndarray:
@@ -396,8 +404,9 @@ def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
         "Steps until attention (total variation to where it ends, mean over heads) and"
         " KL had a share of their way behind them for good, and how many times as long"
         " KL and its root took; medians over seeds"
-        f"{report.of_medians(summary)}. The root of KL is, like the drift of"
-        " attention, on the scale of a distance.",
+        f"{report.of_medians(summary)}. KL counts from that of knowing nothing: a"
+        " random start is above it, and to become unsure is no precision. Its root is,"
+        " like the drift of attention, on the scale of a distance.",
         report.markdown_table(scales),
     ]
 

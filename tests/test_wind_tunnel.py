@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from jaxattn import (
     attention,
     launch,
+    observations,
     runs,
     sweep,
     transformer,
@@ -439,6 +440,19 @@ def test_heads_share_the_work_unless_one_does_it(run, single, together, share, v
     assert verdicts(found).get("heads share the work") == verdict
 
 
+def test_to_become_unsure_is_no_precision(run):
+    """A start that is worse than chance: the way to chance does not count."""
+    nothing = math.log(2) - 0.3
+    kl = np.array([nothing + 5, nothing - 0.1, 0.0])[None, None]
+    found = made_up(
+        run, heldout_kl=kl, bayes_predictive_entropy=np.full((3, SEEDS), 0.3)
+    )
+    curves = tunnel_report.settling(found).metrics["heldout_kl"]
+    np.testing.assert_allclose(curves[0, 0], [nothing, nothing - 0.1, 0], rtol=1e-5)
+    times = observations.time_scales(tunnel_report.settling(found), 0, 0.5)
+    assert (times.precision == 4).all()  # and not 2, where chance is just passed
+
+
 def part_of(run, arms):
     """The run as if only these arms had run, with a report of its own."""
     config = run.config["config"]
@@ -531,6 +545,7 @@ def test_what_does_not_fit_together_is_refused(changes, message):
         config_lib.check(config)
 
 
+@pytest.mark.slow
 def test_equal_tokens_count_once_among_keys(program):
     """Of a header in which one number stands everywhere there is no pair of keys."""
     config = program.config

@@ -169,8 +169,8 @@ def evaluate(
     metrics |= _found(_of_streams(activations, beliefs, place, key))
     if not activations.heads:
         return metrics, {}
-    probes = _first(batch, config.probe)
-    heads = _by_head(_probed(config, activations))
+    probes = _probed(config, batch)
+    heads = _by_head(_probed(config, activations.heads))
     weight = _attention(heads)
     metrics |= _law_statistics(reading, params, probes)
     metrics |= _found(_of_values(activations, log_bayes, place, key, 1))
@@ -345,10 +345,6 @@ def _bayes_accuracy(log_bayes, targets, weights) -> jax.Array:
     )
 
 
-def _first(batch: Batch, count: int) -> Batch:
-    return jax.tree.map(lambda leaf: leaf[:count], batch)
-
-
 # --- positions
 
 
@@ -442,7 +438,7 @@ def _of_keys(config: ConfigDict, activations, batch: Batch, key, draws: int) -> 
         other = (tokens < first) | (tokens >= end)
         place = jnp.argsort(other, axis=1, stable=True)[:, :count]
     shown = jnp.take_along_axis(tokens, place, axis=1) if tokens.ndim == 2 else None
-    keys = _by_head(_probed(config, activations)).plain_key
+    keys = _by_head(_probed(config, activations.heads)).plain_key
     keys = jnp.swapaxes(keys, 2, 3)  # (L, N, T, H, d)
     keys = jnp.swapaxes(jax.vmap(_at, (0, None))(keys, place), 2, 3)
     if shown is not None:
@@ -522,8 +518,9 @@ def _law_statistics(reading: Architecture, params, probes: Batch) -> dict:
     }
 
 
-def _probed(config: ConfigDict, activations) -> tuple[transformer.Heads, ...]:
-    return jax.tree.map(lambda leaf: leaf[: config.probe], activations.heads)
+def _probed(config: ConfigDict, of_sequences):
+    """Of what leads with the held-out sequences, that of the probes."""
+    return jax.tree.map(lambda leaf: leaf[: config.probe], of_sequences)
 
 
 def _attention(heads: transformer.Heads) -> jax.Array:

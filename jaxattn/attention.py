@@ -81,7 +81,17 @@ def init_params(
 
     Returns:
       Params.
+
+    Raises:
+      ValueError: a size below 1.
     """
+    for name, size in (
+        ("d_x", d_x),
+        ("d_k", d_k),
+        ("d_v", d_v),
+        ("num_classes", num_classes),
+    ):
+        check_size(name, size)
     shapes = {
         "w_q": (d_x, d_k),
         "w_k": (d_x, d_k),
@@ -104,12 +114,23 @@ def causal_mask(length: int) -> np.ndarray:
     causal (`is_causal`) and skip the half that is masked.
 
     Args:
-      length: T.
+      length: T, at least 1.
 
     Returns:
       Boolean (T, T).
+
+    Raises:
+      ValueError: the length is not a whole number, or below 1.
     """
+    check_size("length", length)
     return np.tri(length, dtype=bool)
+
+
+def check_size(name: str, size: int) -> None:
+    """Raises ValueError, naming the size, unless it is a whole number of at least 1."""
+    whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if not whole or size < 1:
+        raise ValueError(f"{name}={size!r}: allowed: a whole number, at least 1")
 
 
 def is_causal(mask) -> bool:
@@ -130,7 +151,7 @@ def scores(
       query: q (T, d_k).
       key: k (S, d_k).
       bias: added to the scores, (T, S) or with a 1 in place of T or S; -inf rules a
-        source out, as a mask does.
+        source out, as a mask does, whatever its key.
 
     Returns:
       s (T, S).
@@ -141,7 +162,7 @@ def scores(
     if bias is None:
         return score
     chex.assert_shape(bias, ({1, len(query)}, {1, len(key)}))
-    return score + bias
+    return jnp.where(bias == -jnp.inf, -jnp.inf, score + bias)
 
 
 def weights(score: jax.Array, mask=None) -> jax.Array:
@@ -211,6 +232,7 @@ def split_heads(array: jax.Array, num_heads: int) -> jax.Array:
       (T, H, d).
     """
     chex.assert_rank(array, 2)
+    check_size("num_heads", num_heads)
     chex.assert_is_divisible(array.shape[1], num_heads)
     return array.reshape(len(array), num_heads, -1)
 
@@ -228,8 +250,13 @@ def repeat_heads(array: jax.Array, num_heads: int) -> jax.Array:
       (S, H, d).
     """
     chex.assert_rank(array, 3)
+    check_size("heads of the keys or values", array.shape[1])
     chex.assert_is_divisible(num_heads, array.shape[1])
-    return jnp.repeat(array, num_heads // array.shape[1], axis=1)
+    sources, num_kv_heads, depth = array.shape
+    copies = num_heads // num_kv_heads
+    # Not `jnp.repeat`, which on a mesh with explicit axes asks how to shard.
+    array = jnp.broadcast_to(array[:, :, None], (sources, num_kv_heads, copies, depth))
+    return array.reshape(sources, num_heads, depth)
 
 
 def read_out(params: Params, context: jax.Array) -> jax.Array:
@@ -269,7 +296,10 @@ def forward(
     s_ij = q_i·k_j / √d_k,  a_i = softmax(s_i over allowed j),  g_i = Σ_j a_ij v_j,
     l_i = g_i W_O + b_O
 
-    A row whose mask allows nothing has zero weight everywhere and zero context.
+    A row whose mask allows nothing has zero weight everywhere and zero context. A query
+    is a matter of the sources that it may look at alone: where one of these is not
+    finite it is NaN, and what it may not look at is never read, nor is a position that
+    neither looks nor is looked at (its inputs count as 0).
 
     Args:
       params: of the head.
@@ -283,11 +313,16 @@ def forward(
     Source: arXiv 2512.22473, section 2.
     """
     assert_head_shapes(params, inputs, mask)
+    inputs = only_used(inputs, mask)
     query, key = inputs @ params.w_q, inputs @ params.w_k
     value = values(params, inputs, value_norm=value_norm)
-    score = scores(query, key)
+    sound = finite_rows(key) & finite_rows(value)
+    clean_key, clean_value = (
+        jnp.where(sound[:, None], array, 0) for array in (key, value)
+    )
+    score = jnp.where(sound[None], scores(query, clean_key), jnp.nan)
     weight = weights(score, mask)
-    context = weight @ value
+    context = weight @ clean_value
     return Forward(query, key, value, score, weight, context, read_out(params, context))
 
 
@@ -309,9 +344,13 @@ def readout(
       Readout; entropies between 0 and the log of the number of allowed sources.
     """
     assert_head_shapes(params, inputs, mask)
+    inputs = only_used(inputs, mask)
     query = inputs @ (params.w_q / math.sqrt(params.w_q.shape[1]))
     key = inputs @ params.w_k
-    value_and_one = append_one(values(params, inputs, value_norm=value_norm)).T
+    value = values(params, inputs, value_norm=value_norm)
+    sound = (finite_rows(key) & finite_rows(value))[:, None]
+    key = jnp.where(sound, key, jnp.nan)  # and so the scores of who may look there
+    value_and_one = append_one(jnp.where(sound, value, 0)).T
 
     def block(tiles: list[Tile], query: jax.Array) -> tuple[jax.Array, jax.Array]:
         summed, spread = 0, 0
@@ -326,6 +365,37 @@ def readout(
 
     context, entropy = over_row_blocks(block, mask, query)
     return Readout(read_out(params, context), entropy)
+
+
+def only_used(inputs: jax.Array, mask, share: jax.Array | None = None) -> jax.Array:
+    """Inputs, and 0 in place of what no query that counts has any use for.
+
+    Position j is used where it counts as a query (share_j ≠ 0), or some query that
+    counts may look at it. Padding, whatever is in it, then reaches no number and no
+    gradient.
+
+    Args:
+      inputs: x (T, d_x).
+      mask: boolean (T, T), True where i may look at j; None looks everywhere.
+      share: of each query in the loss (T,); default: those that may look somewhere.
+
+    Returns:
+      (T, d_x).
+    """
+    causal = is_causal(mask)
+    if mask is None or (share is None and causal):
+        return inputs
+    counts = jnp.any(jnp.asarray(mask), axis=1) if share is None else share != 0
+    if causal:  # without an array of all pairs
+        used = jax.lax.cummax(counts.astype(jnp.int8), reverse=True) > 0
+    else:
+        used = counts | jnp.any(jnp.asarray(mask) & counts[:, None], axis=0)
+    return jnp.where(used[:, None], inputs, 0)
+
+
+def finite_rows(array: jax.Array) -> jax.Array:
+    """Which rows (n,) of an array (n, d) have nothing but finite numbers."""
+    return jnp.isfinite(array).all(axis=1)
 
 
 def over_row_blocks(function: Callable, mask, *rows: jax.Array):
@@ -432,8 +502,16 @@ def append_one(array: jax.Array) -> jax.Array:
 
 
 def assert_head_shapes(params: Params, inputs: jax.Array, mask) -> None:
-    """Raises AssertionError where the shapes of a head and its input do not fit."""
+    """Raises AssertionError where the shapes of a head and its input do not fit.
+
+    And ValueError where one has an empty axis.
+    """
     chex.assert_rank([params.w_q, params.w_k, params.w_v, params.w_o, inputs], 2)
+    if 0 in inputs.shape + params.w_q.shape + params.w_o.shape:
+        raise ValueError(
+            f"inputs {inputs.shape}, w_q {params.w_q.shape}, w_o {params.w_o.shape}:"
+            " allowed: no empty axis"
+        )
     length, d_x = inputs.shape
     d_v, num_classes = params.w_o.shape
     chex.assert_shape([params.w_q, params.w_k], (d_x, params.w_q.shape[1]))

@@ -138,9 +138,10 @@ def dot_product_attention(
         if dropout_rng is None:
             raise ValueError(f"dropout_rng=None, rate {dropout_rate}: allowed: a key")
         if broadcast_dropout:
-            slots = np.zeros((1,) * len(examples) + (num_heads,), int)
+            slots = np.zeros((1,) * len(examples) + (num_heads,), np.uint32)
         else:
-            slots = np.arange(math.prod(shape[:-2])).reshape(shape[:-2])
+            slots = np.arange(math.prod(shape[:-2]), dtype=np.uint32)
+            slots = slots.reshape(shape[:-2])
     streaming.check_tap(tap, shape[:-2], sources)
 
     def one(query, key, value, mask, bias, slots, tap):

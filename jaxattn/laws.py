@@ -7,7 +7,8 @@ gradients are nats per unit of what they are taken for.
 
 The laws are local: any head of any layer obeys them, with u = ∂L/∂(its output). Several
 heads are a `vmap`, each with its own slice of u (`attention.split_heads`). A mask, a
-score bias, or a row that may look nowhere are in the weight already.
+score bias, or a row that may look nowhere are in the weight already: what has weight 0
+adds nothing to any sum, also where it is not finite.
 
 The paper is arXiv 2512.22473; `scripts/check_gradients.py` is the proof.
 """
@@ -36,14 +37,16 @@ def logit_gradient(
       weight: position weights (T,), default 1 each.
 
     Returns:
-      δ (T, C); rows sum to zero. Positive where a class is predicted too strongly.
+      δ (T, C); rows sum to zero. Positive where a class is predicted too strongly. 0
+      where a weight is 0, NaN where a target is no class, all NaN if a weight is
+      negative.
 
     Source: softmax and cross-entropy; the paper's p - onehot(y).
     """
     chex.assert_rank([logit, target], [2, 1])
     chex.assert_equal_shape_prefix([logit, target], 1)
     share = losses.position_shares(weight, logit.shape[0], logit.dtype)
-    return share[:, None] * _surprise(logit, target)
+    return losses.weighted_surprise(logit, target, share)
 
 
 def upstream_gradient(logit_gradient: jax.Array, w_o: jax.Array) -> jax.Array:
@@ -117,7 +120,7 @@ def advantage(weight: jax.Array, compatibility: jax.Array) -> jax.Array:
     """
     chex.assert_rank([weight, compatibility], 2)
     chex.assert_equal_shape([weight, compatibility])
-    expected = jnp.sum(weight * compatibility, axis=1, keepdims=True)
+    expected = jnp.sum(_weighted(weight, compatibility), axis=1, keepdims=True)
     return expected - compatibility
 
 
@@ -140,7 +143,7 @@ def score_gradient(weight: jax.Array, advantage: jax.Array) -> jax.Array:
     """
     chex.assert_rank([weight, advantage], 2)
     chex.assert_equal_shape([weight, advantage])
-    return -weight * advantage
+    return _weighted(-weight, advantage)
 
 
 def value_gradient(weight: jax.Array, upstream: jax.Array) -> jax.Array:
@@ -158,7 +161,7 @@ def value_gradient(weight: jax.Array, upstream: jax.Array) -> jax.Array:
     Source: the paper, responsibility-weighted value update.
     """
     chex.assert_rank([weight, upstream], 2)
-    return weight.T @ upstream
+    return weight.T @ _used(upstream, weight, axis=1)
 
 
 def query_gradient(score_gradient: jax.Array, key: jax.Array) -> jax.Array:
@@ -176,7 +179,8 @@ def query_gradient(score_gradient: jax.Array, key: jax.Array) -> jax.Array:
     Source: the paper, chain rule of s = q·k / √d_k.
     """
     chex.assert_rank([score_gradient, key], 2)
-    return score_gradient @ key / math.sqrt(key.shape[1])
+    used = _used(key, score_gradient, axis=0)
+    return score_gradient @ used / math.sqrt(key.shape[1])
 
 
 def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
@@ -194,7 +198,8 @@ def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
     Source: the paper, chain rule of s = q·k / √d_k.
     """
     chex.assert_rank([score_gradient, query], 2)
-    return score_gradient.T @ query / math.sqrt(query.shape[1])
+    used = _used(query, score_gradient, axis=1)
+    return score_gradient.T @ used / math.sqrt(query.shape[1])
 
 
 def projection_gradient(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -355,8 +360,8 @@ def weight_motion(weight: jax.Array, score_motion: jax.Array) -> jax.Array:
     """
     chex.assert_rank([weight, score_motion], 2)
     chex.assert_equal_shape([weight, score_motion])
-    mean = jnp.sum(weight * score_motion, axis=1, keepdims=True)
-    return weight * (score_motion - mean)
+    mean = jnp.sum(_weighted(weight, score_motion), axis=1, keepdims=True)
+    return _weighted(weight, score_motion - mean)
 
 
 def value_motion(
@@ -414,7 +419,7 @@ def routing_motion(weight_motion: jax.Array, value: jax.Array) -> jax.Array:
     Source: product rule of g = a v.
     """
     chex.assert_rank([weight_motion, value], 2)
-    return weight_motion @ value
+    return weight_motion @ _used(value, weight_motion, axis=0)
 
 
 def content_motion(weight: jax.Array, value_motion: jax.Array) -> jax.Array:
@@ -432,7 +437,7 @@ def content_motion(weight: jax.Array, value_motion: jax.Array) -> jax.Array:
     Source: product rule of g = a v.
     """
     chex.assert_rank([weight, value_motion], 2)
-    return weight @ value_motion
+    return weight @ _used(value_motion, weight, axis=0)
 
 
 def context_motion(
@@ -592,6 +597,7 @@ def group_gradient(gradient: jax.Array, num_kv_heads: int) -> jax.Array:
     """
     chex.assert_rank(gradient, 3)
     sources, num_heads, depth = gradient.shape
+    attention.check_size("num_kv_heads", num_kv_heads)
     chex.assert_is_divisible(num_heads, num_kv_heads)
     return jnp.sum(gradient.reshape(sources, num_kv_heads, -1, depth), axis=2)
 
@@ -688,13 +694,14 @@ def loss_and_gradient(
     """
     attention.assert_head_shapes(params, inputs, mask)
     chex.assert_shape(targets, inputs.shape[:1])
+    share = losses.position_shares(weights, len(inputs), params.w_o.dtype)
+    inputs = attention.only_used(inputs, mask, None if weights is None else share)
     scale = 1 / math.sqrt(params.w_q.shape[1])
     query, key = inputs @ (params.w_q * scale), inputs @ params.w_k
     value = inputs @ params.w_v
     in_classes = params.w_o.shape[1] < params.w_o.shape[0]
     content = attention.append_one(value @ params.w_o if in_classes else value)
     input_and_one = attention.append_one(inputs).T
-    share = losses.position_shares(weights, len(inputs), params.w_o.dtype)
 
     def block(tiles, query, target, share):
         exponentials = [
@@ -706,7 +713,7 @@ def loss_and_gradient(
         mean_input = summed[:-1].T / normaliser
         context = mean_input @ params.w_v
         logit = attention.read_out(params, context)
-        delta = share[:, None] * _surprise(logit, target)
+        delta = losses.weighted_surprise(logit, target, share)
 
         # (b_ij - E_i[b]) / n_i in one product: [u_i, -u_i·g_i] / n_i against [v_j, 1].
         if in_classes:
@@ -731,10 +738,16 @@ def loss_and_gradient(
         w_o=(mean_input @ params.w_v).T @ delta,
         b_o=None if params.b_o is None else jnp.sum(delta, axis=0),
     )
-    return jnp.vdot(share, losses.negative_log_likelihood(logit, targets)), gradient
+    nll = losses.negative_log_likelihood(logit, targets)
+    return losses.weighted_mean(nll, share), gradient
 
 
-def _surprise(logit: jax.Array, target: jax.Array) -> jax.Array:
-    """p_i - onehot(y_i), (T, C)."""
-    onehot = jax.nn.one_hot(target, logit.shape[1], dtype=logit.dtype)
-    return jax.nn.softmax(logit) - onehot
+def _weighted(weight: jax.Array, array: jax.Array) -> jax.Array:
+    """Products weight ∘ array, 0 where the weight is."""
+    return jnp.where(weight == 0, 0, weight * array)
+
+
+def _used(array: jax.Array, weight: jax.Array, axis: int) -> jax.Array:
+    """An array (n, d) without the rows that nothing along `axis` gives a weight."""
+    used = jnp.sum(jnp.abs(weight), axis=axis) != 0
+    return jnp.where(used[:, None], array, 0)

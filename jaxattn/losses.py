@@ -1,6 +1,9 @@
 """What a head is scored by: cross-entropy, predictive entropy, distance to Bayes.
 
-All in nats; all averages over positions are weighted by w_i / sum w.
+All in nats; all averages over positions are weighted by w_i / Σ w. A position of weight
+0 does not count, whatever its logits and target are, also in gradients. A negative
+weight, or a target that is no class at a position that counts, makes NaN of loss and
+gradient.
 """
 
 import chex
@@ -16,17 +19,56 @@ def position_shares(weight: jax.Array | None, length: int, dtype) -> jax.Array:
 
     Args:
       weight: position weights (T,), at least 0, or None for all equal.
-      length: T.
+      length: T, at least 1.
       dtype: of the result.
 
     Returns:
-      Shares (T,).
+      Shares (T,); all NaN if a weight is negative or NaN.
+
+    Raises:
+      ValueError: there are no positions.
     """
+    if length < 1:
+        raise ValueError(f"length={length}: allowed: 1 or more positions")
     if weight is None:
         return jnp.full((length,), 1 / length, dtype)
     chex.assert_shape(weight, (length,))
     total = jnp.sum(weight).astype(dtype)
-    return weight.astype(dtype) / jnp.where(total > 0, total, 1)
+    share = weight.astype(dtype) / jnp.where(total > 0, total, 1)
+    return jnp.where(jnp.all(weight >= 0), share, jnp.nan)
+
+
+def weighted_mean(value: jax.Array, share: jax.Array) -> jax.Array:
+    """Mean over positions, Σ_i share_i x_i, of those that have a share.
+
+    Args:
+      value: x (T,); what it is at a position without a share does not count.
+      share: (T,), from `position_shares`.
+
+    Returns:
+      Scalar.
+    """
+    return jnp.vdot(share, jnp.where(share == 0, 0, value))
+
+
+def target_factor(target: jax.Array, num_classes: int, dtype) -> jax.Array:
+    """What loss and logit gradient of each position are multiplied by: 1, or NaN.
+
+    A factor, and not a choice, so that it reaches the gradient by autodiff too.
+
+    Args:
+      target: class indices (T,), or probabilities (T, C).
+      num_classes: C.
+      dtype: of the result.
+
+    Returns:
+      (T,) 1 for a class in [0, C), or probabilities that are none below 0; else NaN.
+    """
+    if target.ndim == 1:
+        fits = (target >= 0) & (target < num_classes)
+    else:
+        fits = jnp.all(target >= 0, axis=1)
+    return jnp.where(fits, 1, jnp.nan).astype(dtype)
 
 
 def negative_log_likelihood(logit: jax.Array, target: jax.Array) -> jax.Array:
@@ -38,15 +80,39 @@ def negative_log_likelihood(logit: jax.Array, target: jax.Array) -> jax.Array:
         to be expected, -Σ_c y_ic log p_ic.
 
     Returns:
-      (T,), at least 0.
+      (T,), at least 0; NaN, as is its gradient, where a target is not of these.
     """
     chex.assert_rank([logit, target], [2, {1, 2}])
     log_p = jax.nn.log_softmax(logit)
+    factor = target_factor(target, logit.shape[1], logit.dtype)
     if target.ndim == 1:
-        return -jnp.take_along_axis(log_p, target[:, None], axis=1)[:, 0]
+        chosen = jnp.take_along_axis(log_p, target[:, None], axis=1, mode="clip")
+        return -chosen[:, 0] * factor
     chex.assert_equal_shape([logit, target])
     # What will not be costs nothing, also where it is ruled out.
-    return -jnp.sum(target * jnp.where(target > 0, log_p, 0), axis=1)
+    return -jnp.sum(target * jnp.where(target > 0, log_p, 0), axis=1) * factor
+
+
+def weighted_surprise(
+    logit: jax.Array, target: jax.Array, share: jax.Array
+) -> jax.Array:
+    """Gradient of a weighted cross-entropy for the logits: prediction less what came.
+
+    share_i (p_i - onehot(y_i))
+
+    Args:
+      logit: (T, C).
+      target: class indices (T,), in [0, C).
+      share: (T,), from `position_shares`.
+
+    Returns:
+      (T, C); 0 where the share is, NaN where a target that counts is no class.
+    """
+    chex.assert_rank([logit, target, share], [2, 1, 1])
+    onehot = jax.nn.one_hot(target, logit.shape[1], dtype=logit.dtype)
+    factor = share * target_factor(target, logit.shape[1], logit.dtype)
+    gap = jax.nn.softmax(logit) - onehot
+    return jnp.where(share[:, None] == 0, 0, factor[:, None] * gap)
 
 
 def cross_entropy(
@@ -66,8 +132,10 @@ def cross_entropy(
 
     Source: arXiv 2512.22473, section 2.
     """
-    nll = negative_log_likelihood(logit, target)
-    return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), nll)
+    chex.assert_rank(logit, 2)
+    share = position_shares(weight, logit.shape[0], logit.dtype)
+    nll = negative_log_likelihood(_counted(logit, share), target)
+    return weighted_mean(nll, share)
 
 
 def predictive_entropy(logit: jax.Array, weight: jax.Array | None = None) -> jax.Array:
@@ -83,11 +151,12 @@ def predictive_entropy(logit: jax.Array, weight: jax.Array | None = None) -> jax
       Scalar.
     """
     chex.assert_rank(logit, 2)
-    log_p = jax.nn.log_softmax(logit)
+    share = position_shares(weight, logit.shape[0], logit.dtype)
+    log_p = jax.nn.log_softmax(_counted(logit, share))
     # A logit of -inf is a class ruled out: it adds nothing, and no 0 * inf.
     possible = log_p > -jnp.inf
     entropy = -jnp.sum(jnp.exp(log_p) * jnp.where(possible, log_p, 0), axis=1)
-    return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), entropy)
+    return weighted_mean(entropy, share)
 
 
 def kl_to_bayes(
@@ -110,12 +179,13 @@ def kl_to_bayes(
     """
     chex.assert_rank([log_bayes, logit], 2)
     chex.assert_equal_shape([log_bayes, logit])
-    log_p = jax.nn.log_softmax(logit)
+    share = position_shares(weight, logit.shape[0], logit.dtype)
+    log_p = jax.nn.log_softmax(_counted(logit, share))
     bayes = jnp.exp(log_bayes)
     # NaN is how a task flags impossible evidence: let it through, do not hide it.
     gap = jnp.where((bayes > 0) | jnp.isnan(log_bayes), log_bayes - log_p, 0)
     kl = jnp.sum(bayes * gap, axis=1)
-    return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), kl)
+    return weighted_mean(kl, share)
 
 
 def accuracy(
@@ -130,7 +200,8 @@ def accuracy(
       weight: position weights (T,), default 1 each.
 
     Returns:
-      Scalar in [0, 1]; NaN if a logit is NaN, since then none is the largest.
+      Scalar in [0, 1]; NaN if a logit is NaN, since then none is the largest, or if a
+      target is no class.
     """
     chex.assert_rank([logit, target], [2, {1, 2}])
     guess = jnp.argmax(logit, axis=1)
@@ -138,8 +209,9 @@ def accuracy(
         hit = (guess == target).astype(logit.dtype)
     else:
         hit = jnp.take_along_axis(target, guess[:, None], axis=1)[:, 0]
+    hit *= target_factor(target, logit.shape[1], logit.dtype)
     hit = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, hit)
-    return jnp.vdot(position_shares(weight, logit.shape[0], logit.dtype), hit)
+    return weighted_mean(hit, position_shares(weight, len(logit), logit.dtype))
 
 
 def tied_accuracy(
@@ -160,7 +232,13 @@ def tied_accuracy(
     chex.assert_rank(logit, 2)
     chex.assert_shape(target, logit.shape[:1])
     best = logit >= jnp.max(logit, axis=1, keepdims=True) - 1e-6
-    hit = jnp.take_along_axis(best, target[:, None], axis=1)[:, 0]
+    hit = jnp.take_along_axis(best, target[:, None], axis=1, mode="clip")[:, 0]
     chance = jnp.where(hit, 1 / jnp.sum(best, axis=1).astype(logit.dtype), 0)
+    chance *= target_factor(target, logit.shape[1], logit.dtype)
     chance = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, chance)
-    return jnp.vdot(position_shares(weight, len(logit), logit.dtype), chance)
+    return weighted_mean(chance, position_shares(weight, len(logit), logit.dtype))
+
+
+def _counted(logit: jax.Array, share: jax.Array) -> jax.Array:
+    """Logits, and 0 in place of those without a share, whose gradient is then 0."""
+    return jnp.where(share[:, None] == 0, 0, logit)

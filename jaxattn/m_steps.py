@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxattn import attention, laws, losses
 from jaxattn.attention import Params
@@ -76,11 +77,9 @@ def signals(params: Params, held: Held) -> Signals:
     chex.assert_rank([held.mixed, held.targets, held.share], [2, 1, 1])
     context = held.mixed @ params.w_v
     logit = attention.read_out(params, context)
-    surprise = jax.nn.softmax(logit) - jax.nn.one_hot(
-        held.targets, logit.shape[1], dtype=logit.dtype
-    )
-    delta = held.share[:, None] * surprise
-    loss = jnp.vdot(held.share, losses.negative_log_likelihood(logit, held.targets))
+    delta = losses.weighted_surprise(logit, held.targets, held.share)
+    nll = losses.negative_log_likelihood(logit, held.targets)
+    loss = losses.weighted_mean(nll, held.share)
     upstream = laws.upstream_gradient(delta, params.w_o)
     return Signals(loss, context, delta, held.mixed.T @ upstream)
 
@@ -122,8 +121,12 @@ def prototype(rate: jax.typing.ArrayLike, ridge: jax.typing.ArrayLike) -> MStep:
     Returns:
       MStep.
 
+    Raises:
+      ValueError: the ridge, if it is known while tracing, is below 0.
+
     Source: arXiv 2512.22473, section 4 (values as prototypes).
     """
+    _check_known("ridge", ridge, lambda known: known >= 0, "0 or more")
 
     def begin(memory: Any, params: Params, held: Held) -> tuple[Any, Any]:
         del params
@@ -167,8 +170,16 @@ def majorised(
     Returns:
       MStep.
 
+    Raises:
+      ValueError: a number that is known while tracing and is none of these.
+
     Source: Böhning 1992 (the bound); Cappé and Moulines 2009, Mairal 2013 (averaging).
     """
+    _check_known("ridge", ridge, lambda known: known >= 0, "0 or more")
+    for name, share in (("damping", damping), ("statistics_rate", statistics_rate)):
+        _check_known(
+            name, share, lambda known: 0 < known <= 1, "a number above 0, at most 1"
+        )
 
     def init(params: Params) -> Surrogate:
         (d_x, _), (_, num_classes) = params.w_v.shape, params.w_o.shape
@@ -229,6 +240,14 @@ def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     if jax.default_backend() == "cpu":
         decompose = jax.custom_batching.sequential_vmap(decompose)
     return decompose(matrix)
+
+
+def _check_known(
+    name: str, value: Any, fits: Callable[[float], bool], allowed: str
+) -> None:
+    """Raises ValueError for a number that does not fit; one that is traced may."""
+    if not isinstance(value, jax.core.Tracer) and not all(map(fits, np.ravel(value))):
+        raise ValueError(f"{name}={value!r}: allowed: {allowed}")
 
 
 def _bound(array: jax.Array) -> jax.Array:

@@ -35,7 +35,8 @@ class LawStatistics(NamedTuple):
 
     Entropies and column usage are of a, never of dropped weights; A, ∂L/∂s and ∂L/∂v
     are those of the pass that ran, dropout and all. Losses in nats. Without a head axis
-    in the call, without it here.
+    in the call, without it here. Padding, which is a query that is not finite and whose
+    upstream gradient is 0, is left out of all of them.
     """
 
     routing_entropy: jax.Array  # (H,) Σ_i H_i, nats
@@ -100,7 +101,13 @@ def zero_tap(
 
     Returns:
       LawStatistics of zeros, (*leading,), the column usage (*leading, S).
+
+    Raises:
+      ValueError: a size that is no whole number of at least 1.
     """
+    attention.check_size("num_sources", num_sources)
+    for size in leading:
+        attention.check_size(f"a size of leading {leading}", size)
     scalar = jnp.zeros(leading, dtype)
     usage = jnp.zeros((*leading, num_sources), dtype)
     names = LawStatistics._fields
@@ -137,6 +144,11 @@ def attend(
     bias that heads share, one of its size for each head. Work grows with the blocks
     that have something in sight, compile time with none of the sizes. `jvp` of a
     gradient works, `jvp` alone and `grad` of a gradient do not.
+
+    A query is a matter of what it sees alone: where a source in sight is not finite the
+    query is NaN, and what is out of sight is never read. Likewise a query that is not
+    finite makes NaN of the gradients of what it sees, unless it sees nothing or its
+    upstream gradient is 0, as that of padding is.
 
     Args:
       query: q (T, H, d_k), or (T, d_k) without a head axis, then all are.
@@ -191,21 +203,35 @@ def attend(
     check_tap(tap, () if headless else (num_heads,), sources)
     if tap is not None and headless:
         tap = jax.tree.map(lambda leaf: leaf[None], tap)
-    context = _attend(
-        plan, query, key, value, bias, _Side(mask, key_length, dropout), tap
-    )
+    inputs = query, key, value, bias, _Side(mask, key_length, dropout), tap
+    # Inside `shard_map` what is the same on all devices, such as a key that they share,
+    # then has the sum of their gradients as its own.
+    context = _attend(plan)(*_varying(inputs, _manual_axes(inputs)))
     return context[:, 0] if headless else context
 
 
 # --- the custom derivative
 
 
-# Compiled once for a plan and shapes, when it is called outside of a jit too.
-@functools.partial(jax.jit, static_argnums=0)
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, query, key, value, bias, side, tap):
-    del tap  # seen by the backward pass only
-    return _contexts(plan, query, key, value, bias, side)[0].astype(value.dtype)
+@functools.cache
+def _attend(plan: _Plan) -> Callable:
+    """`attend` of a plan; compiled once for shapes, when called outside of a jit too.
+
+    The plan is no argument of the custom derivative: JAX wraps all that these have, as
+    symbolic zeros ask for, and may do so with what is static (JAX_CUSTOM_VJP3 does).
+    """
+
+    @jax.custom_vjp
+    def attend(query, key, value, bias, side, tap):
+        del tap  # seen by the backward pass only
+        return _contexts(plan, query, key, value, bias, side)[0].astype(value.dtype)
+
+    attend.defvjp(
+        functools.partial(_attend_forward, plan),
+        functools.partial(_attend_backward, plan),
+        symbolic_zeros=True,
+    )
+    return jax.jit(attend)
 
 
 def _attend_forward(plan, *inputs):
@@ -274,9 +300,6 @@ def _attend_backward(plan, kept, upstream):
     )
 
 
-_attend.__wrapped__.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
-
-
 def _contexts(plan, query, key, value, bias, side):
     """Contexts (T, H, d_v), largest scores and normalisers (H, T), as summed."""
     num_heads = query.shape[1]
@@ -309,9 +332,61 @@ def _one_by_one(function: Callable, plan: _Plan) -> Callable:
     Measured on x86, forward and backward: 1.3 to 2 times as fast from blocks of 256 on,
     about the same at 128, up to twice as slow at 32.
     """
-    if jax.default_backend() == "cpu" and plan.rows * plan.columns >= 128 * 128:
-        return jax.custom_batching.sequential_vmap(function)
-    return function
+    if jax.default_backend() != "cpu" or plan.rows * plan.columns < 128 * 128:
+        return function
+    one = jax.custom_batching.custom_vmap(function)
+
+    @one.def_vmap
+    def several(size, batched, *inputs):
+        del size
+        leaves = zip(jax.tree.leaves(inputs), jax.tree.leaves(batched), strict=True)
+        shared = any(
+            is_batched and jax.typeof(leaf).sharding.spec[0] is not None
+            for leaf, is_batched in leaves
+        )
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, batched)
+        if shared:
+            results = jax.vmap(function, in_axes=axes)(*inputs)
+        else:
+            results = _map(one, inputs, batched)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return one
+
+
+def _map(function: Callable, inputs: tuple, batched: tuple):
+    """Results of function(*inputs), one after another along what is batched."""
+    leaves, structure = jax.tree.flatten(inputs)
+    which = jax.tree.leaves(batched)
+    moving = [leaf for leaf, moves in zip(leaves, which, strict=True) if moves]
+
+    def step(now: list[jax.Array]):
+        now = iter(now)
+        pairs = zip(leaves, which, strict=True)
+        own = [next(now) if moves else leaf for leaf, moves in pairs]
+        return function(*jax.tree.unflatten(structure, own))
+
+    return jax.lax.map(step, moving)
+
+
+def _manual_axes(tree) -> tuple[str, ...]:
+    """Axes of a `shard_map` along which any of these arrays differ; () without one."""
+    axes = map(_varies_along, jax.tree.leaves(tree))
+    return tuple(sorted(frozenset().union(*axes)))
+
+
+def _varies_along(array: jax.Array) -> frozenset[str]:
+    return jax.typeof(array).manual_axis_type.varying
+
+
+def _varying(tree, axes: tuple[str, ...]):
+    """The same arrays, as ones that differ along these axes of a `shard_map`."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        new = tuple(axis for axis in axes if axis not in _varies_along(leaf))
+        return jax.lax.pcast(leaf, new, to="varying") if new else leaf
+
+    return jax.tree.map(one, tree)
 
 
 # --- one head: queries (T, d_k), sources (S, d_k) and (S, d_v)
@@ -330,6 +405,14 @@ class _Tile(NamedTuple):
     source: jax.Array  # its first
     new_source: jax.Array  # its first that is new
     partly: bool  # whether some pair may be out of sight
+
+
+class _Sources(NamedTuple):
+    """Keys and values, of which one that is not finite has no numbers, only a mark."""
+
+    scored: jax.Array  # (S, d_k) keys; NaN where key or value is not finite
+    key: jax.Array  # (S, d_k) 0 there
+    value: jax.Array  # (S, d_v) 0 there
 
 
 class _Sums(NamedTuple):
@@ -353,8 +436,10 @@ class _RowSums(NamedTuple):
 
 def _forward(plan, query, key, value, bias, side):
     """Contexts (T, d_v); largest scores and normalisers (T,), see `_Kept`."""
-    query, key, value = (_for_sums(array) for array in (query, key, value))
+    axes = _manual_axes(query)
+    query = _for_sums(query)
     (length, depth), sources = query.shape, len(key)
+    scored, _, value = _marked(_for_sums(key), _for_sums(value))
     query_t = query.T / math.sqrt(depth)
     value_and_one_t = attention.append_one(value).T
 
@@ -364,7 +449,7 @@ def _forward(plan, query, key, value, bias, side):
 
         def step(tile, carry):
             largest, summed = carry
-            score = _scores(plan, tile, query_block_t, key, bias, side)
+            score = _scores(plan, tile, query_block_t, scored, bias, side)
             larger = jnp.maximum(largest, jnp.max(score, axis=0))
             # -inf - (-inf) would be NaN while nothing is in sight.
             shift = jnp.where(larger == -jnp.inf, 0, larger)
@@ -382,6 +467,7 @@ def _forward(plan, query, key, value, bias, side):
             jnp.full(plan.rows, -jnp.inf, query.dtype),
             jnp.zeros((len(value_and_one_t), plan.rows), query.dtype),
         )
+        nothing = _varying(nothing, axes)
         largest, summed = _over_sources(plan, step, nothing, first, sources, side)
         blind = largest == -jnp.inf
         normaliser = jnp.where(blind, 1, summed[-1])
@@ -394,7 +480,7 @@ def _forward(plan, query, key, value, bias, side):
         jnp.zeros(length, query.dtype),
         jnp.zeros(length, query.dtype),
     )
-    return _over_queries(plan, rows, results, length)
+    return _over_queries(plan, rows, _varying(results, axes), length)
 
 
 def _backward(
@@ -406,17 +492,31 @@ def _backward(
     the exponentials e never. (One number, log n_i + max s_i, would do for both, but not
     where a bias of -1e9 on a whole row swallows log n_i.)
     """
-    dtype = context.dtype
-    query, key, value, upstream = (
-        _for_sums(array) for array in (query, key, value, upstream)
-    )
+    dtype, axes = context.dtype, _manual_axes(query)
+    query, upstream = _for_sums(query), _for_sums(upstream)
     (length, depth), sources = query.shape, len(key)
+    scored, key, value = _marked(_for_sums(key), _for_sums(value))
+    sound = (
+        attention.finite_rows(query)
+        & attention.finite_rows(context)
+        & attention.finite_rows(upstream)
+    )
+    # Of what is not sound: that which tells the loss nothing, and that which spoils it.
+    silent = ~sound & ((largest == jnp.inf) | jnp.all(upstream == 0, axis=1))
+    mark = jnp.where(sound | silent, 0, jnp.nan)[:, None]
+    query, upstream, context = (
+        jnp.where(sound[:, None], array, 0) for array in (query, upstream, context)
+    )
+    largest = jnp.where(silent, jnp.inf, largest)
+    normaliser = jnp.where(silent, 1, normaliser)
+
     scale = 1 / math.sqrt(depth)
     query, upstream = query * scale, upstream / normaliser[:, None]
-    query_t, key_t, upstream_t = query.T, key.T, upstream.T
+    query_t, key_t, upstream_t = (query + mark).T, key.T, upstream.T
     wide_query, wide_upstream = _widen(query), _widen(upstream)
     expected = jnp.sum(upstream * context, axis=1)  # E_i[b] / n_i = u_i·g_i / n_i
     tapped = asked.tap is not None
+    masked = bias is not None
 
     def rows(carry, first, new):
         query_gradient, sums, totals = carry
@@ -429,11 +529,16 @@ def _backward(
         # exp(s - inf) = 0: what is not new weighs nothing, and what is blind.
         shift = jnp.where(is_new, _cut(largest, first, plan.rows), jnp.inf)[None]
         normal = _cut(normaliser, first, plan.rows)
+        counts = is_new & ~_cut(silent, first, plan.rows)
 
         def step(tile, carry):
             query_gradient_t, sums, row_sums = carry
-            score = _scores(plan, tile, query_block_t, key, bias, side)
-            exponential = jnp.exp(score - shift)
+            score = _scores(plan, tile, query_block_t, scored, bias, side)
+            # Not left to exp(-inf): of a NaN less inf, or -inf less NaN, it is NaN.
+            nothing = shift == jnp.inf
+            if tile.partly or masked:
+                nothing |= score == -jnp.inf
+            exponential = jnp.where(nothing, 0, jnp.exp(score - shift))
             value_block = _cut(value, tile.source, plan.columns)
             compatibility = _dot(plan, value_block, upstream_block_t)
             looked = exponential
@@ -464,11 +569,11 @@ def _backward(
             _zeros(_RowSums, plan.rows, dtype) if tapped else None,
         )
         query_gradient_t, sums, row_sums = _over_sources(
-            plan, step, carry, first, sources, side
+            plan, step, _varying(carry, axes), first, sources, side
         )
         query_gradient = _add(query_gradient, query_gradient_t.T, first)
         if tapped:
-            totals = _add_totals(totals, row_sums, normal, is_new)
+            totals = _add_totals(totals, row_sums, normal, counts)
         return query_gradient, sums, totals
 
     carry = (
@@ -481,17 +586,31 @@ def _backward(
         ),
         _zeros(_Totals, (), dtype) if tapped else None,
     )
-    query_gradient, sums, totals = _over_queries(plan, rows, carry, length)
+    query_gradient, sums, totals = _over_queries(
+        plan, rows, _varying(carry, axes), length
+    )
     tap = _statistics(totals, sums, asked.tap) if tapped else None
     key_gradient, value_gradient = sums.key[:, :depth], sums.value[:, : value.shape[1]]
     return query_gradient * scale, key_gradient, value_gradient, sums.bias, tap
+
+
+def _marked(key: jax.Array, value: jax.Array) -> _Sources:
+    """Sources whose numbers, where they are none, reach only who sees them.
+
+    0 · NaN is NaN, so that a product over a tile would hand what one query sees to all
+    of its block.
+    """
+    sound = (attention.finite_rows(key) & attention.finite_rows(value))[:, None]
+    clean = jnp.where(sound, key, 0)
+    return _Sources(jnp.where(sound, clean, jnp.nan), clean, jnp.where(sound, value, 0))
 
 
 def _scores(plan, tile: _Tile, query_t, key, bias, side) -> jax.Array:
     """Scores of a tile, transposed (columns, rows); -inf where out of sight."""
     score = _dot(plan, _cut(key, tile.source, plan.columns), query_t)
     if bias is not None:
-        score += _cut_tile(plan, bias, tile).astype(score.dtype).T
+        added = _cut_tile(plan, bias, tile).astype(score.dtype).T
+        score = jnp.where(added == -jnp.inf, -jnp.inf, score + added)
     if not tile.partly:
         return score
     source = (tile.source + _count(plan.columns))[:, None]
@@ -515,16 +634,24 @@ def _dropout(plan, tile: _Tile, dropout, length: int, sources: int) -> jax.Array
     `jax.random.bits` counts them; so a tile needs no more than its own.
     """
     words, slot = dropout
-    row = slot * np.uint32(length) + (tile.query + _count(plan.rows)).astype(np.uint32)
-    high, low = _multiply(row, sources)
+    row = (tile.query + _count(plan.rows)).astype(np.uint32)
     source = (tile.source + _count(plan.columns)).astype(np.uint32)
-    low, before = low[None] + source[:, None], low[None]
-    high = high[None] + (low < before).astype(np.uint32)
+    above, row = _plus(_multiply(slot, length), row)
+    high, low = _multiply(row, sources)
+    high += above * np.uint32(sources)
+    high, low = _plus((high[None], low[None]), source[:, None])
     words = [jnp.broadcast_to(word, low.shape) for word in words]
     one, other = threefry2x32_p.bind(*words, high, low)
     uniform = ((one ^ other) >> 9).astype(jnp.float32) * np.float32(2**-23)
     kept = uniform < np.float32(1 - plan.dropout_rate)
     return jnp.where(kept, 1 / (1 - plan.dropout_rate), 0)
+
+
+def _plus(words: tuple[jax.Array, jax.Array], number: jax.Array):
+    """High and low words of a sum of a number of 64 bits and one of 32."""
+    high, low = words
+    total = low + number
+    return high + (total < low).astype(np.uint32), total
 
 
 def _multiply(array: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
@@ -573,14 +700,14 @@ def _note(sums: _RowSums, tile, bias, shifted, exponential, centred, slope) -> _
     )
 
 
-def _add_totals(totals: _Totals, sums: _RowSums, normaliser, is_new) -> _Totals:
-    """Adds the queries of a block that are new."""
-    sums = jax.tree.map(lambda row: jnp.where(is_new, row, 0), sums)
-    normaliser = jnp.where(is_new, normaliser, 1)
+def _add_totals(totals: _Totals, sums: _RowSums, normaliser, counts) -> _Totals:
+    """Adds the queries of a block that count: that are new, and no padding."""
+    sums = jax.tree.map(lambda row: jnp.where(counts, row, 0), sums)
+    normaliser = jnp.where(counts, normaliser, 1)
     entropy = jnp.log(normaliser) - sums.spread / normaliser
     choice = sums.in_sight > 1
     relative = entropy / jnp.log(jnp.where(choice, sums.in_sight, 2))
-    blind = is_new & (sums.in_sight == 0)
+    blind = counts & (sums.in_sight == 0)
     dtype = entropy.dtype
     return _Totals(
         entropy=totals.entropy + jnp.sum(entropy),
@@ -803,12 +930,12 @@ def _check_arrays(query, key, value) -> None:
         raise ValueError(
             f"{shapes}: allowed: query as wide as key, key as long as value"
         )
+    if 0 in query.shape + key.shape + value.shape:
+        raise ValueError(f"{shapes}: allowed: no empty axis")
     if query.ndim == 3 and query.shape[1] % key.shape[1] > 0:
         raise ValueError(
             f"{shapes}: allowed: a multiple of the key's heads as queries'"
         )
-    if 0 in query.shape + key.shape + value.shape:
-        raise ValueError(f"{shapes}: allowed: no empty axis")
     dtypes = {array.dtype.name for array in (query, key, value)}
     if len(dtypes) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"dtypes {sorted(dtypes)}: allowed: one floating-point type")
@@ -855,10 +982,13 @@ def _check_cover(mask, bias, shape: tuple[int, ...]):
 def _check_key_length(key_length) -> jax.Array | None:
     if key_length is None:
         return None
-    array = jnp.asarray(key_length)
+    array = key_length if isinstance(key_length, jax.Array) else np.asarray(key_length)
     if array.ndim > 0 or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"key_length={key_length!r}: allowed: a whole number")
-    return array.astype(jnp.int32)
+    # What 32 bits cannot hold is beyond the last source, or before the first.
+    ends = (jnp.iinfo(kind) for kind in (array.dtype, jnp.int32))
+    own, held = ((int(end.min), int(end.max)) for end in ends)
+    return array.clip(max(own[0], held[0]), min(own[1], held[1])).astype(jnp.int32)
 
 
 def check_tap(tap, leading: tuple[int, ...], sources: int) -> None:
@@ -886,7 +1016,11 @@ def _check_dropout(rate: float, key, slot, num_heads: int):
     words = jax.random.key_data(key) if typed else key
     if words.shape != (2,):  # of another generator: draw a key for this one
         words = jax.random.bits(key, (2,), jnp.uint32)
-    slot = jnp.asarray(_count(num_heads) if slot is None else slot)
+    slot = _count(num_heads) if slot is None else slot
+    if not isinstance(slot, jax.Array):
+        slot = np.asarray(slot)
+        if slot.size and not 0 <= slot.min() <= slot.max() < 2**32:
+            raise ValueError(f"dropout_slot={slot!r}: allowed: from 0, below 2^32")
     if slot.shape != (num_heads,):
         raise ValueError(f"dropout_slot {slot.shape}: allowed: ({num_heads},)")
-    return (words[0], words[1]), slot.astype(np.uint32)
+    return (words[0], words[1]), jnp.asarray(slot.astype(np.uint32))

@@ -11,8 +11,10 @@ Letters in shapes: T positions, H heads, H_kv key-value heads, L layers, d width
 head, C classes.
 """
 
+import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import chex
@@ -47,8 +49,13 @@ class ParamsError(ValueError):
     """Parameters that are not those of the architecture; names which."""
 
 
-class Architecture(NamedTuple):
-    """What a model is built as; hashable, so that it may be static."""
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What a model is built as; hashable, so that it may be static.
+
+    Raises:
+      ValueError: a field that is none of what its comment says; names it.
+    """
 
     kind: str  # of `KINDS`
     num_tokens: int  # 0: inputs are vectors
@@ -67,6 +74,42 @@ class Architecture(NamedTuple):
     bias: bool = False  # in projections and read-out; an MLP always has some
     value_norm: bool = False  # LayerNorm on the values of each head
     dropout_rate: float = 0.0  # of attention weights, while it trains
+
+    def __post_init__(self):
+        """Checks the fields."""
+        wrong = next(_wrong_fields(self), None)
+        if wrong is not None:
+            name, allowed = wrong
+            raise ValueError(f"{name}={getattr(self, name)!r}: allowed: {allowed}")
+
+
+def _wrong_fields(a: Architecture) -> Iterator[tuple[str, str]]:
+    """Fields that do not fit, each with what is allowed."""
+    for name, names in (("kind", KINDS), ("norm", NORMS), ("positions", POSITIONS)):
+        if getattr(a, name) not in names:
+            yield name, f"one of {', '.join(names)}"
+    for names, least in (
+        (("num_classes", "length", "width", "heads", "kv_heads", "d_head"), 1),
+        (("num_tokens", "d_x", "depth", "mlp_width"), 0),
+    ):
+        for name in names:
+            size = getattr(a, name)
+            if type(size) is not int or size < least:
+                yield name, f"a whole number, at least {least}"
+    for name in ("residual", "bias", "value_norm"):
+        if type(getattr(a, name)) is not bool:
+            yield name, "true or false"
+    if type(a.dropout_rate) not in (int, float) or not 0 <= a.dropout_rate < 1:
+        yield "dropout_rate", "a number from 0, below 1"
+    if (a.num_tokens == 0) == (a.d_x == 0):
+        yield "d_x", "0 for tokens, and 1 or more where num_tokens is 0"
+    if a.kind == "transformer" and a.heads % a.kv_heads > 0:
+        yield "kv_heads", f"a divisor of heads, {a.heads}"
+    if a.positions.endswith("rotary"):
+        if a.kind != "transformer":
+            yield "positions", "none or learned without attention"
+        if a.d_head % 2 > 0:
+            yield "d_head", "an even number with rotary positions"
 
 
 class Heads(NamedTuple):
@@ -134,7 +177,8 @@ def apply(
     Args:
       architecture: static.
       params: from `init`.
-      inputs: tokens (T,), or vectors (T, d_x).
+      inputs: tokens (T,), or vectors (T, d_x). A token that is none of the
+        architecture's makes NaN of its position and of all that look at it.
       key: of attention dropout; None: nothing is dropped.
       taps: for each layer `streaming.zero_tap(T, (H,))`: the gradient with respect to
         them is the laws' statistics of each head.
@@ -146,6 +190,7 @@ def apply(
 
     Raises:
       ParamsError: parameters of another architecture.
+      ValueError: more inputs than there are learned positions.
     """
     chex.assert_rank(inputs, 1 if architecture.num_tokens else 2)
     check_params(architecture, params)
@@ -255,6 +300,11 @@ class _Embed(nnx.Module):
             )
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
+        if hasattr(self, "position") and len(inputs) > self.position.num_embeddings:
+            raise ValueError(
+                f"inputs of length {len(inputs)}: allowed: at most"
+                f" {self.position.num_embeddings} positions, which are learned"
+            )
         if hasattr(self, "token"):
             x = self._row(self.token, inputs)
         else:
@@ -265,7 +315,9 @@ class _Embed(nnx.Module):
 
     def _row(self, table: nnx.Embed, index: jax.Array) -> jax.Array:
         # Called, `nnx.Embed` would make float32 of other precisions.
-        return jnp.asarray(table.embedding.get_value())[index]
+        rows = jnp.asarray(table.embedding.get_value())
+        place = jnp.where(index < 0, len(rows), index)  # or it would count from the end
+        return rows.at[place].get(mode="fill", fill_value=jnp.nan)
 
 
 class _Attention(nnx.Module):
@@ -403,18 +455,20 @@ def rotate(array: jax.Array) -> jax.Array:
       array: (T, H, d), d even.
 
     Returns:
-      The same shape.
+      The same shape and dtype; turned in float32 at least.
 
     Source: Su et al. 2021, arXiv 2104.09864, section 3.
     """
     length, _, depth = array.shape
     chex.assert_is_divisible(depth, 2)
-    rate = _ROTARY_BASE ** (-jnp.arange(0, depth, 2, dtype=array.dtype) / depth)
-    angle = jnp.arange(length, dtype=array.dtype)[:, None] * rate[None]
+    # Half precision holds no position above 256 or 2048.
+    dtype = jnp.float32 if array.dtype.itemsize < 4 else array.dtype
+    rate = _ROTARY_BASE ** (-jnp.arange(0, depth, 2, dtype=dtype) / depth)
+    angle = jnp.arange(length, dtype=dtype)[:, None] * rate[None]
     cosine, sine = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
-    first, second = jnp.split(array, 2, axis=2)
+    first, second = jnp.split(array.astype(dtype), 2, axis=2)
     turned = first * cosine - second * sine, second * cosine + first * sine
-    return jnp.concatenate(turned, axis=2)
+    return jnp.concatenate(turned, axis=2).astype(array.dtype)
 
 
 def _unembed(a: Architecture, rngs: nnx.Rngs) -> nnx.Linear:

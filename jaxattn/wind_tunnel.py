@@ -6,6 +6,7 @@ first `probe` of them. Each question is asked of the weights before the first st
 that is its null of random initialisation.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -133,7 +134,8 @@ def schedule(
 
 def reading(config: ConfigDict, structure: schedules.Structure) -> Architecture:
     """What an evaluation hangs on beside the weights; nothing is dropped in one."""
-    return config_lib.architecture(config, structure)._replace(dropout_rate=0.0)
+    trained = config_lib.architecture(config, structure)
+    return dataclasses.replace(trained, dropout_rate=0.0)
 
 
 def evaluate(

@@ -1,5 +1,7 @@
 """The forward pass, dense and in row blocks."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -228,3 +230,66 @@ def test_heads_are_split_and_repeated():
         attention.split_heads(side_by_side, 4)
     with pytest.raises(AssertionError):
         attention.repeat_heads(heads, 4)
+
+
+@pytest.mark.parametrize("size", ["d_x", "d_k", "d_v", "num_classes"])
+def test_a_head_of_no_size(size):
+    sizes = {"d_x": 3, "d_k": 2, "d_v": 2, "num_classes": 4}
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ValueError, match=rf"{size}={wrong}: allowed: a whole"):
+            attention.init_params(jax.random.key(0), **sizes | {size: wrong})
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.5, True])
+def test_a_mask_of_no_length(length):
+    with pytest.raises(ValueError, match=f"length={length}: allowed: a whole number"):
+        attention.causal_mask(length)
+
+
+def test_no_positions_and_no_heads_are_named():
+    params, inputs, _ = random_problem(0, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"inputs \(0, 5\).*: allowed: no empty axis"):
+        attention.forward(params, inputs[:0])
+    with pytest.raises(ValueError, match="num_heads=0: allowed: a whole number"):
+        attention.split_heads(inputs, 0)
+    with pytest.raises(ValueError, match="=0: allowed: a whole number"):
+        attention.repeat_heads(jnp.zeros((4, 0, 3)), 2)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_padding_is_never_read(x64, number):
+    params, inputs, _ = random_problem(0)
+    mask = np.tri(12, dtype=bool)
+    mask[8:] = False
+    padded = inputs.at[8:].set(number)
+
+    def total(function, params, inputs):
+        result = function(params, inputs, mask)
+        return jnp.sum(jnp.sin(result.logit)), result
+
+    for function in (attention.forward, attention.readout):
+        run = functools.partial(
+            jax.value_and_grad(total, (1, 2), has_aux=True), function, params
+        )
+        results = map(jax.tree.leaves, (run(padded), run(inputs)))
+        for one, other in zip(*results, strict=True):
+            assert np.isfinite(one).all()
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("function", [attention.forward, attention.readout])
+@pytest.mark.parametrize("length", [12, 400])
+def test_a_query_is_a_matter_of_what_it_may_look_at(function, length):
+    params, inputs, _ = random_problem(0, length=length, dtype=np.float32)
+    mask = attention.causal_mask(length)
+    spoilt = function(params, inputs.at[7].set(jnp.nan), mask).logit
+    whole = function(params, inputs, mask).logit
+    np.testing.assert_array_equal(spoilt[:7], whole[:7])
+    assert np.isnan(spoilt[7:]).all()
+
+
+def test_a_bias_of_minus_infinity_rules_out_what_is_no_number(x64):
+    query, key = np.ones((3, 2)), np.array([[1.0, 2.0], [np.nan, 1.0]])
+    score = attention.scores(query, key, np.array([[0.0, -np.inf]]))
+    np.testing.assert_array_equal(score[:, 1], -np.inf)
+    np.testing.assert_array_equal(attention.weights(score), [[1, 0]] * 3)

@@ -284,3 +284,9 @@ def test_an_unknown_option_is_an_error():
     query = np.zeros((3, 7, 4, 6), np.float32)
     with pytest.raises(TypeError, match="unexpected keyword argument 'window_size'"):
         flax_attention.dot_product_attention(query, query, query, window_size=3)
+
+
+@pytest.mark.parametrize("sizes", [(0, (2, 4)), (-1, (2, 4)), (9, (0, 4))])
+def test_a_tapped_layer_of_no_size(sizes):
+    with pytest.raises(ValueError, match="allowed: a whole number, at least 1"):
+        flax_attention.TappedAttention(*sizes)

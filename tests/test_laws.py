@@ -16,7 +16,7 @@ from problems import (
     relative_error,
 )
 
-from jaxattn import attention, laws, losses, schedules
+from jaxattn import attention, laws, losses, m_steps, schedules
 from jaxattn.tasks.base import Batch
 
 QUERIES, SOURCES, D_K, D_V = 250, 170, 9, 14
@@ -311,3 +311,101 @@ def test_a_planted_fault_in_the_blocks_is_seen(x64, monkeypatch):
     _, forgotten = laws.loss_and_gradient(params, inputs, targets, random_mask(0, 300))
     autodiff = jax.grad(dense_loss)(params, inputs, targets, random_mask(0, 300), None)
     assert relative_error(forgotten, autodiff) > 1e-3
+
+
+def routes_of(params, inputs, mask, weights):
+    """Every way to a loss and its gradient, as functions of the targets."""
+    batch = Batch(inputs, jnp.zeros(len(inputs), int), weights)
+    causal = schedules.Wiring(causal=True)
+
+    def plain(targets):
+        def loss(params):
+            logit = attention.forward(params, inputs, mask).logit
+            return losses.cross_entropy(logit, targets, weights)
+
+        return jax.value_and_grad(loss)(params)
+
+    def m_step(targets):
+        held, _ = schedules.hold(
+            params, batch._replace(targets=targets), schedules.causal_mix
+        )
+        found = m_steps.signals(params, held)
+        return found.loss, found.value_gradient
+
+    routes = {
+        "laws": lambda t: laws.loss_and_gradient(params, inputs, t, mask, weights),
+        "autodiff": plain,
+        "m_step": m_step,
+    }
+    for name, gradient in schedules.GRADIENTS.items():
+        routes[f"schedule {name}"] = functools.partial(
+            lambda gradient, t: gradient(
+                params, batch._replace(targets=t), wiring=causal
+            ),
+            gradient,
+        )
+    return routes
+
+
+@pytest.mark.parametrize("fault", ["target -1", "target C", "weight -1"])
+def test_what_is_wrong_makes_nan_of_loss_and_gradient_on_every_route(fault):
+    params, inputs, targets = random_problem(0, dtype=np.float32)
+    weights = jnp.ones(12)
+    if fault == "weight -1":
+        weights = weights.at[3].set(-1.0)
+    else:
+        targets = targets.at[3].set(-1 if fault == "target -1" else 6)
+    mask = attention.causal_mask(12)
+    for name, route in routes_of(params, inputs, mask, weights).items():
+        for leaf in jax.tree.leaves(route(targets)):
+            assert np.isnan(leaf).any(), name
+
+
+def test_padding_without_weight_is_never_read_on_any_route():
+    params, inputs, targets = random_problem(0, dtype=np.float32)
+    weights = jnp.asarray(np.arange(12) < 8, jnp.float32)
+    mask = attention.causal_mask(12)
+    padded = inputs.at[8:].set(jnp.nan), targets.at[8:].set(-1)
+    clean = routes_of(params, inputs, mask, weights)
+    for name in ("laws", "schedule laws"):
+        spoilt = routes_of(params, padded[0], mask, weights)[name](padded[1])
+        for one, other in zip(
+            *map(jax.tree.leaves, (spoilt, clean[name](targets))), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+    for name, route in clean.items():  # targets alone, on all of them
+        results = route(padded[1]), route(targets)
+        for one, other in zip(*map(jax.tree.leaves, results), strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_laws_do_not_read_what_has_no_weight(x64, causal):
+    """Each by itself, of maps in which some sources and some queries have none."""
+    rng = np.random.default_rng(0)
+    mask = np.tri(9, 7, dtype=bool) if causal else rng.random((9, 7)) < 0.7
+    mask[:, 5:], mask[6:] = False, False
+    score, upstream, value, query, key = (
+        rng.normal(size=shape) for shape in ((9, 7), (9, 3), (7, 3), (9, 2), (7, 2))
+    )
+
+    def all_laws(upstream, value, query, key):
+        weight = attention.weights(score, mask)
+        worth = laws.compatibility(upstream, value)
+        of_score = laws.score_gradient(weight, laws.advantage(weight, worth))
+        moved = laws.weight_motion(weight, laws.compatibility(query, key))
+        return (
+            of_score,
+            laws.value_gradient(weight, upstream),
+            laws.query_gradient(of_score, key),
+            laws.key_gradient(of_score, query),
+            laws.prototype_signal(weight, upstream),
+            moved,
+            laws.routing_motion(moved, value),
+            laws.content_motion(weight, value),
+        )
+
+    wanted = all_laws(upstream, value, query, key)
+    upstream[6:], query[6:], value[5:], key[5:] = (np.nan,) * 4
+    for one, other in zip(all_laws(upstream, value, query, key), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)

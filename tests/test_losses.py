@@ -118,3 +118,62 @@ def test_ties_are_hit_by_chance():
     assert wrong == 0
     lost = logit.at[0, 0].set(jnp.nan)  # impossible evidence is no miss
     assert jnp.isnan(losses.tied_accuracy(lost, target))
+
+
+AVERAGES = {
+    "cross_entropy": losses.cross_entropy,
+    "accuracy": losses.accuracy,
+    "tied_accuracy": losses.tied_accuracy,
+    "predictive_entropy": lambda logit, _, weight: losses.predictive_entropy(
+        logit, weight
+    ),
+    "kl_to_bayes": lambda logit, _, weight: losses.kl_to_bayes(
+        jnp.full(logit.shape, -np.log(logit.shape[1])), logit, weight
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_position_without_weight_does_not_count_whatever_it_is(case, name):
+    logit, target, weight = case
+    run = jax.value_and_grad(AVERAGES[name])
+    found = run(
+        jnp.where(weight[:, None] == 0, jnp.nan, logit),
+        jnp.where(weight == 0, -1, target),
+        weight,
+    )
+    for one, other in zip(found, run(logit, target, weight), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_a_negative_weight_is_no_weight(case, name):
+    logit, target, weight = case
+    for wrong in (-1.0, np.nan):
+        spoilt = weight.at[2].set(wrong)
+        assert np.isnan(AVERAGES[name](logit, target, spoilt))
+
+
+@pytest.mark.parametrize("wrong", [-1, 5, 2**31 - 1, -(2**31)])
+def test_a_target_that_is_no_class(case, wrong):
+    logit, target, _ = case
+    target = target.at[4].set(wrong)
+    loss, gradient = jax.value_and_grad(losses.cross_entropy)(logit, target)
+    assert np.isnan(loss)
+    np.testing.assert_array_equal(np.isnan(gradient).all(axis=1), np.arange(9) == 4)
+    assert np.isnan(losses.accuracy(logit, target))
+    assert np.isnan(losses.tied_accuracy(logit, target))
+
+
+def test_a_probability_below_zero(case):
+    logit, _, _ = case
+    target = jnp.full((9, 5), 0.2).at[3].set(jnp.array([1.1, -0.1, 0, 0, 0]))
+    loss, gradient = jax.value_and_grad(losses.cross_entropy)(logit, target)
+    assert np.isnan(loss)
+    assert np.isnan(gradient[3]).all()
+    assert np.isnan(losses.accuracy(logit, target))
+
+
+def test_no_positions():
+    with pytest.raises(ValueError, match="length=0: allowed: 1 or more positions"):
+        losses.cross_entropy(jnp.zeros((0, 3)), jnp.zeros(0, int))

@@ -330,3 +330,22 @@ def test_an_inner_step_is_linear_in_the_positions(name):
 
     small, middle, large = operations(1000), operations(2000), operations(4000)
     assert large - middle == pytest.approx(2 * (middle - small), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rule", "numbers", "message"),
+    [
+        (m_steps.majorised, {"ridge": -1}, "ridge=-1: allowed: 0 or more"),
+        (m_steps.majorised, {"ridge": np.nan}, "ridge=nan: allowed: 0 or more"),
+        (m_steps.majorised, {"ridge": 0, "damping": 0}, "damping=0: allowed: a number"),
+        (
+            m_steps.majorised,
+            {"ridge": 0, "statistics_rate": 1.5},
+            "statistics_rate=1.5: allowed: a number above 0, at most 1",
+        ),
+        (m_steps.prototype, {"rate": 1, "ridge": -1e-3}, "ridge=-0.001: allowed: 0 or"),
+    ],
+)
+def test_numbers_that_no_m_step_has(rule, numbers, message):
+    with pytest.raises(ValueError, match=message):
+        rule(**numbers)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from jax.extend.random import threefry2x32_p
 from problems import central_difference, random_direction, relative_error
 
 from jaxattn import laws, streaming
@@ -294,11 +295,30 @@ def test_each_example_has_its_own_length(x64):
 
 
 def test_a_second_call_compiles_nothing():
-    query = jnp.ones((9, 4))
+    query, compiled = jnp.ones((9, 4)), []
+
+    def listen(event, seconds, **kwargs):
+        del seconds, kwargs
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
     streaming.attend(query, query, query, causal=True)
-    before = streaming._attend._cache_size()
+    first = len(compiled)
     streaming.attend(query, query, query, causal=True)
-    assert streaming._attend._cache_size() == before
+    assert 0 < first == len(compiled)
+
+
+def test_gradients_by_the_other_custom_vjp_of_jax():
+    arrays = heads(0, 12, 12, dtype=np.float32)
+    wanted = gradients(*arrays, causal=True, block_size=11)
+    jax.config.update("jax_custom_vjp3", True)
+    try:
+        found = gradients(*arrays, causal=True, block_size=10)
+    finally:
+        jax.config.update("jax_custom_vjp3", False)
+    assert relative_error(found, wanted) < 1e-6
 
 
 def test_a_hessian_along_a_direction(x64):
@@ -326,6 +346,94 @@ def test_a_nan_shows():
     assert bad[3:, 0].all()
     assert not bad[:3].any()
     assert not bad[:, 1].any()
+
+
+UNUSED = {  # ways to say that of 40 sources the last 10 are not there
+    "key_length": {"key_length": 30},
+    "mask": {"mask": np.arange(40) < 30},
+    "bias": {"bias": np.where(np.arange(40) < 30, 0, -np.inf).astype(np.float32)},
+    "window": {"window": (None, -11)},
+}
+
+
+@pytest.mark.parametrize("block_size", [16, (8, 32), None])
+@pytest.mark.parametrize("how", UNUSED)
+def test_what_no_query_may_use_is_never_read(how, block_size):
+    query, key, value, upstream = heads(0, 40, 40, dtype=np.float32)
+    tap = streaming.zero_tap(40, (query.shape[1],))
+    options = UNUSED[how] | {"block_size": block_size}
+
+    @jax.jit
+    def run(key, value):
+        def total(query, key, value, tap):
+            context = streaming.attend(query, key, value, tap=tap, **options)
+            return jnp.vdot(upstream, context)
+
+        return jax.value_and_grad(total, (0, 1, 2, 3))(query, key, value, tap)
+
+    wanted = run(key, value)
+    for number in (np.nan, np.inf):
+        padded = run(key.at[30:].set(number), value.at[31:].set(number))
+        for one, other in zip(*map(jax.tree.leaves, (padded, wanted)), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("block_size", [10, 16, None])
+def test_a_query_is_a_matter_of_what_it_sees_alone(block_size):
+    query, key, value, upstream = heads(0, 40, 40, dtype=np.float32)
+    spoilt = key.at[35].set(jnp.nan), value.at[30].set(jnp.inf)
+
+    @jax.jit
+    def run(query, key, value):
+        def total(*arrays):
+            context = streaming.attend(*arrays, causal=True, block_size=block_size)
+            return jnp.vdot(upstream[:30], context[:30]), context
+
+        return jax.value_and_grad(total, (0, 1, 2), has_aux=True)(query, key, value)
+
+    (_, context), gradient = run(query, *spoilt)
+    (_, wanted), wanted_gradient = run(query, key, value)
+    np.testing.assert_array_equal(context[:30], wanted[:30])
+    assert np.isnan(context[30:]).all()
+    # Nor do queries that the loss does not read spoil the gradients of others.
+    padded = query.at[33:].set(jnp.nan)
+    for found in (gradient, run(padded, key, value)[1], run(padded, *spoilt)[1]):
+        for one, other in zip(found, wanted_gradient, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("block_size", [4, None])
+def test_a_nan_shows_in_the_gradients_of_what_it_touches(block_size):
+    query, key, value, upstream = heads(0, 12, 12, dtype=np.float32)
+    options = {"causal": True, "block_size": block_size}
+    upstream = upstream.at[5].set(jnp.nan)
+    of_query, of_key, of_value = gradients(query, key, value, upstream, **options)
+    for gradient, touched in (
+        (of_query, np.arange(12) == 5),
+        (of_key, np.arange(12) <= 5),
+        (of_value, np.arange(12) <= 5),
+    ):
+        np.testing.assert_array_equal(np.isnan(gradient).any(axis=(1, 2)), touched)
+
+
+@pytest.mark.parametrize(
+    ("key_length", "there"),
+    [
+        (np.uint32(2**32 - 1), 12),
+        (np.int64(2**40), 12),
+        (2**31, 12),
+        (np.int8(5), 5),
+        (np.uint64(5), 5),
+        (-(2**40), 0),
+    ],
+)
+def test_a_key_length_of_any_integer_type(key_length, there):
+    query = jnp.zeros((1, 4))
+    value = jnp.arange(1, 13, dtype=jnp.float32)[:, None]
+    context = streaming.attend(
+        query, jnp.zeros((12, 4)), value, key_length=key_length, block_size=5
+    )
+    assert context[0, 0] == pytest.approx((there + 1) / 2 if there else 0)
 
 
 def equations(jaxpr) -> int:
@@ -559,6 +667,36 @@ def test_dropout_counts_beyond_32_bits():
     assert (int(high[0]) << 32) + int(low[0]) == int(words)
 
 
+def test_slots_of_dropout_never_repeat():
+    """Where slot times T passes 2^32 the mask goes on as that of a larger array."""
+    length, sources, rate = 16, 9, 0.5
+    slots = [0, 2**28, 2**32 - 1, 3 * 2**28]
+    options = {
+        "dropout_rate": rate,
+        "dropout_key": jax.random.key(3),
+        "dropout_slot": np.array(slots),
+    }
+    zeros, eye = jnp.zeros((length, 4, 2)), jnp.eye(sources)
+    contexts = streaming.attend(
+        zeros,
+        jnp.zeros((sources, 4, 2)),
+        jnp.broadcast_to(eye[:, None], (sources, 4, sources)),
+        **options,
+    )
+    words = jax.random.key_data(options["dropout_key"])
+    for head, slot in enumerate(slots):
+        first = slot * length * sources
+        places = [(first + n) % 2**64 for n in range(length * sources)]
+        high = np.array([place >> 32 for place in places], np.uint32)
+        low = np.array([place & 0xFFFFFFFF for place in places], np.uint32)
+        key = [jnp.full(len(places), word) for word in words]
+        bits = np.bitwise_xor(*map(np.asarray, threefry2x32_p.bind(*key, high, low)))
+        kept = (bits >> 9) * 2.0**-23 < 1 - rate
+        np.testing.assert_array_equal(
+            contexts[:, head] > 0, kept.reshape(length, sources)
+        )
+
+
 # --- bad input
 
 
@@ -574,6 +712,16 @@ def shaped(*shape, dtype=np.float32):
         ([(9, 2, 4), (9, 2, 4), (8, 2, 4)], {}, "key as long as value"),
         ([(9, 3, 4), (9, 2, 4), (9, 2, 4)], {}, "a multiple of the key's heads"),
         ([(9, 2, 4), (0, 2, 4), (0, 2, 4)], {}, "no empty axis"),
+        ([(9, 0, 4), (9, 0, 4), (9, 0, 4)], {}, "no empty axis"),
+        (
+            None,
+            {
+                "dropout_rate": 0.5,
+                "dropout_key": jax.random.key(0),
+                "dropout_slot": np.array([0, 2**32]),
+            },
+            "dropout_slot=.*: allowed: from 0, below",
+        ),
         (None, {"mask": shaped(9, 9)}, "mask of float32: allowed: bool"),
         (None, {"mask": shaped(9, 8, dtype=bool)}, r"mask \(9, 8\): allowed: what"),
         (None, {"bias": shaped(9, 9, dtype=int)}, "bias of int32: allowed: floating"),
@@ -605,6 +753,12 @@ def test_bad_input(arrays, options, message):
     arrays = arrays or [(9, 2, 4), (9, 2, 4), (9, 2, 4)]
     with pytest.raises(ValueError, match=message):
         streaming.attend(*(shaped(*shape) for shape in arrays), **options)
+
+
+@pytest.mark.parametrize("sizes", [(0, (2,)), (9, (2, 0)), (2.5, ()), (True, ())])
+def test_a_tap_of_no_size(sizes):
+    with pytest.raises(ValueError, match="allowed: a whole number, at least 1"):
+        streaming.zero_tap(*sizes)
 
 
 def test_one_floating_point_type():

@@ -1,5 +1,6 @@
 """The transformer: one head of it is the head, and each head obeys the laws."""
 
+import dataclasses
 import functools
 
 import jax
@@ -323,6 +324,17 @@ def test_rotated_products_hang_on_the_distance_alone():
     )
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_angles_are_not_in_half_precision(dtype):
+    turned = transformer.rotate(jnp.ones((70_000, 1, 50), dtype))
+    assert turned.dtype == dtype
+    turned = np.asarray(turned, np.float64)
+    product = np.sum(turned[1:] * turned[:-1], axis=(1, 2))
+    rate = 10_000.0 ** (-np.arange(0, 50, 2) / 50)
+    rounding = 4 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(product, 2 * np.cos(rate).sum(), rtol=0.01 + rounding)
+
+
 def test_dropout_hangs_on_its_key_and_differs_between_layers():
     model = architecture(dropout_rate=0.5, depth=2)
     params = init(model)
@@ -334,7 +346,10 @@ def test_dropout_hangs_on_its_key_and_differs_between_layers():
     np.testing.assert_array_equal(again, contexts(jax.random.key(1)))
     assert np.abs(again[0] - contexts(jax.random.key(2))[0]).max() > 0.01
     undropped = forward(
-        model._replace(dropout_rate=0.0), params, tokens(0), key=jax.random.key(1)
+        dataclasses.replace(model, dropout_rate=0.0),
+        params,
+        tokens(0),
+        key=jax.random.key(1),
     )
     np.testing.assert_array_equal(plain[0], undropped.heads[0].context)
     # The first query sees one source: it keeps it, twice as large, or loses it.
@@ -431,13 +446,13 @@ def test_wrong_parameters_are_named():
     ):
         forward(model, partial, tokens(0))
 
-    wider = init(model._replace(mlp_width=11))
+    wider = init(dataclasses.replace(model, mlp_width=11))
     with pytest.raises(
         transformer.ParamsError, match=r"blocks\.0\.mlp\.up\.kernel is \(8, 11\), not"
     ):
         transformer.check_params(model, wider)
 
-    deeper = init(model._replace(depth=3))
+    deeper = init(dataclasses.replace(model, depth=3))
     with pytest.raises(transformer.ParamsError, match=r"blocks\.2\.\S+ is not of it"):
         transformer.check_params(model, deeper)
 
@@ -609,3 +624,47 @@ def test_adamw_moves_at_its_rate_and_decays_weights():
         updates, _ = tx.update(slope, state, params)
     expected = -0.05 * (1 + 0.2 * np.asarray(params["w"]))
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("kind", "lstm", "one of transformer, mlp, history_mlp, gru"),
+        ("norm", "layer", "one of none, pre, post"),
+        ("positions", "sin", "one of none, learned, rotary, learned_rotary"),
+        ("depth", -1, "a whole number, at least 0"),
+        ("depth", 2.0, "a whole number, at least 0"),
+        ("heads", 0, "a whole number, at least 1"),
+        ("heads", 3, "a divisor of heads, 3"),
+        ("kv_heads", 3, "a divisor of heads, 4"),
+        ("d_head", 5, "an even number with rotary positions"),
+        ("width", True, "a whole number, at least 1"),
+        ("residual", 1, "true or false"),
+        ("dropout_rate", 1.0, "a number from 0, below 1"),
+        ("num_tokens", 0, "0 for tokens, and 1 or more"),
+        ("d_x", 3, "0 for tokens, and 1 or more where num_tokens is 0"),
+    ],
+)
+def test_an_architecture_that_is_none(field, value, allowed):
+    message = rf"^{field}={value!r}: allowed: {allowed}"
+    if (field, value) in (("heads", 3), ("num_tokens", 0)):  # then another is wrong
+        message = rf"^(kv_heads=2|d_x=0): allowed: {allowed}"
+    for built in (architecture, lambda **f: dataclasses.replace(architecture(), **f)):
+        with pytest.raises(ValueError, match=message) as caught:
+            built(**{field: value})
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", [-1, TOKENS, 99])
+def test_a_token_that_is_none_makes_nan_of_what_looks_at_it(token):
+    model = architecture()
+    logit = forward(model, init(model), tokens(0).at[4].set(token)).logit
+    wanted = forward(model, init(model), tokens(0)).logit
+    np.testing.assert_array_equal(logit[:4], wanted[:4])
+    assert np.isnan(logit[4:]).all()
+
+
+def test_more_inputs_than_learned_positions():
+    model = architecture(positions="learned")
+    with pytest.raises(ValueError, match="of length 10: allowed: at most 9 positions"):
+        transformer.apply(model, init(model), tokens(0, LENGTH + 1))

@@ -1,6 +1,7 @@
 """Wind tunnels: bijection elimination, HMM filtering and prediction, recall."""
 
 import collections
+import functools
 import itertools
 import math
 
@@ -11,6 +12,8 @@ import pytest
 
 from jaxattn.tasks import bijection, hmm, markov, recall
 from jaxattn.tasks.base import Batch
+from jaxattn.tasks.sticky import sticky
+from jaxattn.tasks.toy import toy
 
 # What a small task can draw: (tokens, targets, probability). Targets are None where
 # nothing is asked for.
@@ -572,3 +575,47 @@ def test_what_was_all_but_ruled_out_is_remembered():
     np.testing.assert_allclose(difference, odds, rtol=1e-4)
     np.testing.assert_array_equal(np.exp(log_belief[5000:5002]), [[0, 1], [0, 1]])
     assert np.isnan(log_belief[5002:]).all()
+
+
+SIZES = {
+    "sticky": {"length": 9, "num_symbols": 4, "d_x": 3, "stay": 0.3},
+    "toy": {"length": 4, "num_classes": 3, "d_x": 2},
+    "bijection": {"num_symbols": 4, "num_pairs": 3},
+    "hmm": {"num_states": 3, "num_symbols": 3, "num_observations": 4},
+    "fixed_hmm": {"process": "mess3", "length": 4},
+    "recall": {
+        "num_keys": 4,
+        "num_values": 3,
+        "num_pairs": 2,
+        "num_queries": 2,
+        "filler": 0,
+        "novel": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "field", "value"),
+    [
+        (task, field, value)
+        for task, sizes in SIZES.items()
+        for field in sizes
+        for value in (
+            {"process": ["none"], "stay": [-0.1, 2], "novel": [-0.1, np.nan]}.get(
+                field, [-1, 2.5]
+            )
+        )
+    ],
+)
+def test_a_number_that_no_task_has_is_named(task, field, value):
+    build = {
+        "sticky": functools.partial(sticky, embedding_key=jax.random.key(0)),
+        "toy": toy,
+        "bijection": bijection.bijection,
+        "hmm": hmm.hmm,
+        "fixed_hmm": hmm.fixed_hmm,
+        "recall": recall.recall,
+    }[task]
+    build(**SIZES[task])
+    with pytest.raises(ValueError, match=rf"^{field}={value!r}: allowed: "):
+        build(**SIZES[task] | {field: value})

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Task, require_count
 
 
 def num_tokens(num_symbols: int) -> int:
@@ -44,8 +44,12 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
     Returns:
       Task; targets are values' classes 0..V-1. Impossible are a key or a value shown
       twice, a key in a value's place or the reverse, and a token outside 0..2V-1.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
-    assert 1 <= num_pairs <= num_symbols, "no key is shown twice"
+    require_count("num_symbols", num_symbols, 2)
+    require_count("num_pairs", num_pairs, 1, num_symbols)  # no key is shown twice
     asked = scored(num_pairs)
 
     def sample(key: jax.Array) -> Batch:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Task, require_count
 
 NUM_NUMBERS = 101  # tokens 0..100 are hundredths, observations come after
 SMALLEST = 5  # hundredths, of any probability that is drawn
@@ -97,7 +97,14 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
       also with entries below five. Impossible are a row that goes beyond 100 or ends
       before it, an observation in the header, a number behind it, a token outside
       0..100 + O, an observation of probability zero.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
+    most = 100 // SMALLEST  # no probability is below a twentieth
+    require_count("num_states", num_states, 2, most)
+    require_count("num_symbols", num_symbols, 2, most)
+    require_count("num_observations", num_observations, 1)
     split = header_length(num_states, num_symbols)
     asked = scored(num_states, num_symbols, num_observations)
 
@@ -244,7 +251,13 @@ def fixed_hmm(*, process: str, length: int) -> Task:
     Returns:
       Task; inputs o_1..o_T, targets o_2..o_{T+1}, both 0..O-1, so C = O; all positions
       count. For a causal model: o_{t+1} is the answer at t.
+
+    Raises:
+      ValueError: no such process, or no length.
     """
+    require_count("length", length, 1)
+    if process not in PROCESSES:
+        raise ValueError(f"process={process!r}: allowed: {', '.join(PROCESSES)}")
     matrices = PROCESSES[process]
     num_states = matrices.shape[1]
     stationary = markov.stationary_distribution(matrices.sum(axis=0))

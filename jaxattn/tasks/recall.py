@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Task, require_count, require_probability
 
 NUM_FILLERS = 4  # kinds, not places
 
@@ -68,9 +68,21 @@ def recall(
       the marker, the marker before the last pair or twice, pairs, queries or fillers
       beyond their number, a query that was shown at novel = 1 or was not at novel = 0,
       a token outside the vocabulary.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
-    assert 1 <= num_pairs <= num_keys, "keys are distinct"
-    assert novel == 0 or num_pairs < num_keys, "no key is left that was not shown"
+    for name, count, least in (
+        ("num_keys", num_keys, 1),
+        ("num_values", num_values, 2),
+        ("num_queries", num_queries, 1),
+        ("filler", filler, 0),
+    ):
+        require_count(name, count, least)
+    require_count("num_pairs", num_pairs, 1, num_keys)  # keys are distinct
+    require_probability("novel", novel)
+    if novel > 0 and num_pairs == num_keys:
+        raise ValueError(f"novel={novel!r}: allowed: 0 where every key is shown")
     length = num_positions(num_pairs, num_queries, filler)
     first_value, first_filler = num_keys, num_keys + num_values
     marker = first_filler + NUM_FILLERS

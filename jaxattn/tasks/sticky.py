@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Task, require_count, require_probability
 
 
 def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
@@ -24,7 +24,12 @@ def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
 
     Returns:
       P (n, n), float64; circulant, so the uniform distribution is stationary.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
+    require_count("num_symbols", num_symbols, 2)
+    require_probability("stay", stay)
     step = np.arange(num_symbols)
     distance = np.minimum(step, num_symbols - step)
     pull = np.where(distance > 0, 1 / np.maximum(distance, 1), 0)
@@ -46,7 +51,12 @@ def sticky(
 
     Returns:
       Task. For a causal head: x_{t+1} gives y_t away.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
+    require_count("length", length, 2)
+    require_count("d_x", d_x, 1)
     transition = transition_matrix(num_symbols, stay)
     embedding = jax.random.normal(embedding_key, (num_symbols, d_x))
 

@@ -10,20 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Task, require_count
 
 
 def toy(*, length: int, num_classes: int, d_x: int) -> Task:
     """The task: x_t ~ N(0, I), y_t uniform over the classes, all independent.
 
     Args:
-      length: T, positions.
+      length: T, positions, at least 1.
       num_classes: C, at least 2.
-      d_x: width of the inputs.
+      d_x: width of the inputs, at least 1.
 
     Returns:
       Task; a head may look everywhere.
+
+    Raises:
+      ValueError: a number that is none of these.
     """
+    require_count("length", length, 1)
+    require_count("num_classes", num_classes, 2)
+    require_count("d_x", d_x, 1)
 
     def sample(key: jax.Array) -> Batch:
         input_key, target_key = jax.random.split(key)

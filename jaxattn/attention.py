@@ -299,7 +299,7 @@ def forward(
     A row whose mask allows nothing has zero weight everywhere and zero context. A query
     is a matter of the sources that it may look at alone: where one of these is not
     finite it is NaN, and what it may not look at is never read, nor is a position that
-    neither looks nor is looked at (its inputs count as 0).
+    neither looks nor is looked at.
 
     Args:
       params: of the head.
@@ -368,7 +368,7 @@ def readout(
 
 
 def only_used(inputs: jax.Array, mask, share: jax.Array | None = None) -> jax.Array:
-    """Inputs, and 0 in place of what no query that counts has any use for.
+    """Inputs, and 0 in place of what is not finite and of no use to the loss.
 
     Position j is used where it counts as a query (share_j ≠ 0), or some query that
     counts may look at it. Padding, whatever is in it, then reaches no number and no
@@ -390,7 +390,7 @@ def only_used(inputs: jax.Array, mask, share: jax.Array | None = None) -> jax.Ar
         used = jax.lax.cummax(counts.astype(jnp.int8), reverse=True) > 0
     else:
         used = counts | jnp.any(jnp.asarray(mask) & counts[:, None], axis=0)
-    return jnp.where(used[:, None], inputs, 0)
+    return jnp.where((used | finite_rows(inputs))[:, None], inputs, 0)
 
 
 def finite_rows(array: jax.Array) -> jax.Array:

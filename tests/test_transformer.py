@@ -261,7 +261,7 @@ def test_every_option_changes_what_comes_out():
     base = architecture()
     outputs = {}
     for name, changes in {"": {}, **OPTIONS}.items():
-        model = base._replace(**changes)
+        model = dataclasses.replace(base, **changes)
         params = transformer.init(model, jax.random.key(0))
         logit = transformer.apply(model, params, tokens(0)).logit
         assert logit.shape == (LENGTH, CLASSES)

@@ -6,10 +6,12 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
+from ml_collections.config_dict import RequiredValueError
 
 from jaxattn import schedules, transformer
 from jaxattn.tasks import catalogue, hmm
@@ -17,6 +19,10 @@ from jaxattn.tasks import catalogue, hmm
 
 class ConfigError(ValueError):
     """A config that cannot run. The message names field, value and what is allowed."""
+
+    def __init__(self, message: str):
+        """In one line, though a value may be written in several."""
+        super().__init__(" ".join(message.split("\n")))
 
 
 class Rule(NamedTuple):
@@ -40,7 +46,23 @@ def _parse_flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _whole(low: int, high: int) -> Rule:
+def parts(text: str) -> list[str]:
+    """The elements of a tuple as typed: a,b or (a, b) or ('a', 'b'), or nothing."""
+    text = text.strip()
+    if text[:1] + text[-1:] in ("()", "[]"):
+        text = text[1:-1]
+    found = [part.strip() for part in text.split(",")]
+    if not found[-1]:  # nothing at all, or a comma at the end
+        found.pop()
+    return [re.sub(r"""^(['"])(.*)\1$""", r"\2", part) for part in found]
+
+
+def _tuple_of(parse: Callable[[str], Any]) -> Callable[[str], tuple]:
+    return lambda text: tuple(map(parse, parts(text)))
+
+
+def whole(low: int, high: int) -> Rule:
+    """Whole numbers in a range."""
     return Rule(
         f"a whole number from {low} to {high}",
         lambda v: type(v) is int and low <= v <= high,
@@ -48,19 +70,23 @@ def _whole(low: int, high: int) -> Rule:
     )
 
 
-def _wholes(low: int) -> Rule:
+def wholes(low: int, *, least: int = 0) -> Rule:
+    """At least so many whole numbers from one on."""
+    some = f", {least} or more of them" if least else ""
     return Rule(
-        f"whole numbers from {low}, separated by commas, none twice",
+        f"whole numbers from {low}, separated by commas, none twice{some}",
         lambda v: (
             isinstance(v, tuple)
+            and len(v) >= least
             and all(type(x) is int and x >= low for x in v)
             and len(set(v)) == len(v)
         ),
-        lambda text: tuple(map(_parse_whole, text.split(","))) if text else (),
+        _tuple_of(_parse_whole),
     )
 
 
-def _number(low: float, high: float) -> Rule:
+def number(low: float, high: float) -> Rule:
+    """Numbers in a range."""
     return Rule(
         f"a number from {low:g} to {high:g}",
         lambda v: type(v) in (int, float) and low <= v <= high,
@@ -68,13 +94,23 @@ def _number(low: float, high: float) -> Rule:
     )
 
 
-def _one_of(names) -> Rule:
+def one_of(names) -> Rule:
+    """One of some names."""
     return Rule(
         f"one of {', '.join(names)}", lambda v: isinstance(v, str) and v in names
     )
 
 
-_FLAG = Rule("true or false", lambda v: type(v) is bool, _parse_flag)
+def some_of(names) -> Rule:
+    """Some of some names, in any order."""
+    return Rule(
+        f"one or more of {', '.join(names)}, separated by commas, none twice",
+        lambda v: _NAMES.accepts(v) and set(v) <= set(names),
+        _tuple_of(str),
+    )
+
+
+FLAG = Rule("true or false", lambda v: type(v) is bool, _parse_flag)
 _NAMES = Rule(
     "names, separated by commas, none twice",
     lambda v: (
@@ -83,9 +119,9 @@ _NAMES = Rule(
         and all(isinstance(name, str) for name in v)
         and len(set(v)) == len(v)
     ),
-    lambda text: tuple(part.strip() for part in text.split(",")),
+    _tuple_of(str),
 )
-_RATE = _number(0, 1e30)  # what float32 holds, with room
+_RATE = number(0, 1e30)  # what float32 holds, with room
 _SHARE = Rule(
     "a number above 0, at most 1",
     lambda v: type(v) in (int, float) and 0 < v <= 1,
@@ -100,7 +136,7 @@ _POSITIVES = Rule(
         # Also as what the programs are given.
         and all(a < b for a, b in itertools.pairwise(map(np.float32, v)))
     ),
-    lambda text: tuple(float(part) for part in text.split(",")),
+    _tuple_of(float),
 )
 _FLAGS = Rule(
     "false, true or both, separated by a comma",
@@ -109,49 +145,49 @@ _FLAGS = Rule(
         and all(type(x) is bool for x in v)
         and 0 < len(v) == len(set(v))
     ),
-    lambda text: tuple(_parse_flag(part.strip()) for part in text.split(",")),
+    _tuple_of(_parse_flag),
 )
 
 FIELDS: dict[str, Rule] = {
-    "seeds": _whole(1, 1_000_000),
-    "seed": _whole(0, 2**31 - 1),  # of the root key
-    "steps": _whole(1, 1_000_000_000),
-    "eval_every": _whole(1, 1_000_000_000),
-    "batch_size": _whole(1, 100_000),
-    "fresh": _FLAG,
-    "gradient": _one_of(schedules.GRADIENTS),
-    "diagnostics_length": _whole(0, 10_000),  # 0: none
-    "snapshot_seeds": _wholes(0),
-    "snapshots": _whole(2, 10_000),
-    "snapshot_length": _whole(1, 10_000),
+    "seeds": whole(1, 1_000_000),
+    "seed": whole(0, 2**31 - 1),  # of the root key
+    "steps": whole(1, 1_000_000_000),
+    "eval_every": whole(1, 1_000_000_000),
+    "batch_size": whole(1, 100_000),
+    "fresh": FLAG,
+    "gradient": one_of(schedules.GRADIENTS),
+    "diagnostics_length": whole(0, 10_000),  # 0: none
+    "snapshot_seeds": wholes(0),
+    "snapshots": whole(2, 10_000),
+    "snapshot_length": whole(1, 10_000),
     "run_arms": _NAMES,
     "baseline": Rule("the name of an arm", lambda v: isinstance(v, str)),
-    "model.d_k": _whole(1, 100_000),
-    "model.d_v": _whole(1, 100_000),
-    "model.init_scale": _number(0, 1e30),
-    "model.bias": _FLAG,
-    "task.name": _one_of([n for n, task in catalogue.TASKS.items() if task.one_head]),
-    "task.length": _whole(2, 1_000_000),
-    "task.num_symbols": _whole(2, 1000),
-    "task.num_classes": _whole(2, 1000),
-    "task.d_x": _whole(1, 100_000),
-    "task.stay": _number(0, 1),
-    "task.embedding_seed": _whole(-1, 2**31 - 1),  # -1: each seed has its own
+    "model.d_k": whole(1, 100_000),
+    "model.d_v": whole(1, 100_000),
+    "model.init_scale": number(0, 1e30),
+    "model.bias": FLAG,
+    "task.name": one_of([n for n, task in catalogue.TASKS.items() if task.one_head]),
+    "task.length": whole(2, 1_000_000),
+    "task.num_symbols": whole(2, 1000),
+    "task.num_classes": whole(2, 1000),
+    "task.d_x": whole(1, 100_000),
+    "task.stay": number(0, 1),
+    "task.embedding_seed": whole(-1, 2**31 - 1),  # -1: each seed has its own
 }
 
 # Of the model of a transformer, each of which an arm may set anew for itself.
 MODEL_RULES: dict[str, Rule] = {
-    "kind": _one_of(transformer.KINDS),
-    "depth": _whole(1, 1000),
-    "width": _whole(1, 100_000),
-    "heads": _whole(1, 1000),
-    "kv_heads": _whole(1, 1000),
-    "d_head": _whole(1, 100_000),
-    "mlp_width": _whole(0, 1_000_000),  # 0: no MLP
-    "residual": _FLAG,
-    "norm": _one_of(transformer.NORMS),
-    "positions": _one_of(transformer.POSITIONS),
-    "bias": _FLAG,
+    "kind": one_of(transformer.KINDS),
+    "depth": whole(1, 1000),
+    "width": whole(1, 100_000),
+    "heads": whole(1, 1000),
+    "kv_heads": whole(1, 1000),
+    "d_head": whole(1, 100_000),
+    "mlp_width": whole(0, 1_000_000),  # 0: no MLP
+    "residual": FLAG,
+    "norm": one_of(transformer.NORMS),
+    "positions": one_of(transformer.POSITIONS),
+    "bias": FLAG,
 }
 
 _OF_MLP = ("kind", "depth", "width", "mlp_width", "residual", "norm", "positions")
@@ -173,20 +209,20 @@ TUNNEL_FIELDS: dict[str, Rule] = {
             *("task.d_x", "task.stay", "task.embedding_seed"),
         )
     },
-    "task.name": _one_of([n for n, task in catalogue.TASKS.items() if task.tunnel]),
-    "heldout": _whole(4, 1_000_000),  # sequences that judge
-    "probe": _whole(1, 1_000_000),  # of them, on which heads are looked at
-    "stretch": _number(1, 1000),  # times the length, of the longest sequences judged
+    "task.name": one_of([n for n, task in catalogue.TASKS.items() if task.tunnel]),
+    "heldout": whole(4, 1_000_000),  # sequences that judge
+    "probe": whole(1, 1_000_000),  # of them, on which heads are looked at
+    "stretch": number(1, 1000),  # times the length, of the longest sequences judged
     **{f"model.{name}": rule for name, rule in MODEL_RULES.items()},
-    "task.num_pairs": _whole(1, 100_000),
-    "task.num_states": _whole(2, 1000),
-    "task.num_observations": _whole(1, 1_000_000),
-    "task.process": _one_of(hmm.PROCESSES),
-    "task.num_keys": _whole(1, 100_000),
-    "task.num_values": _whole(2, 1000),
-    "task.num_queries": _whole(1, 100_000),
-    "task.filler": _whole(0, 1_000_000),
-    "task.novel": _number(0, 1),
+    "task.num_pairs": whole(1, 100_000),
+    "task.num_states": whole(2, 1000),
+    "task.num_observations": whole(1, 1_000_000),
+    "task.process": one_of(hmm.PROCESSES),
+    "task.num_keys": whole(1, 100_000),
+    "task.num_values": whole(2, 1000),
+    "task.num_queries": whole(1, 100_000),
+    "task.filler": whole(0, 1_000_000),
+    "task.novel": number(0, 1),
 }
 
 # Of a config with a grid, which says which ways of drawing sequences are on it.
@@ -197,11 +233,11 @@ GRID_FIELDS: dict[str, Rule] = {
         if field not in ("fresh", "baseline", "diagnostics_length")
         and not field.startswith("snapshot")
     },
-    "seeds": _whole(2, 1_000_000),  # rates are tuned on the others
+    "seeds": whole(2, 1_000_000),  # rates are tuned on the others
     "grid.scale": _POSITIVES,
     "grid.ratio": _POSITIVES,
     "grid.fresh": _FLAGS,
-    "grid.threshold": _number(0, 1e30),
+    "grid.threshold": number(0, 1e30),
 }
 
 # What the report calls the parts of a map of `two_timescale`.
@@ -209,20 +245,20 @@ GRID_SCHEDULES = ("sgd", "values_fast", "routing_fast")
 
 # Of a config for scripts/check_gradients.py.
 PROOF_FIELDS: dict[str, Rule] = {
-    "seeds": _whole(1, 100_000),
+    "seeds": whole(1, 100_000),
     "seed": FIELDS["seed"],
-    "shapes": _whole(1, 1000),
-    "longest": _whole(3, 1000),
-    "widest": _whole(3, 1000),
-    "bounds.float64": _number(0, 1),
-    "bounds.float32": _number(0, 1),
-    "bounds.difference": _number(0, 1),
-    "slopes.problems": _whole(1, 100_000),
-    "slopes.decades": _number(4, 12),
-    "slopes.rates": _whole(2, 10_000),
-    "slopes.tolerance": _number(0, 1),
-    "shares.seeds": _whole(1, 100_000),
-    "shares.steps": _whole(3, 1_000_000),
+    "shapes": whole(1, 1000),
+    "longest": whole(3, 1000),
+    "widest": whole(3, 1000),
+    "bounds.float64": number(0, 1),
+    "bounds.float32": number(0, 1),
+    "bounds.difference": number(0, 1),
+    "slopes.problems": whole(1, 100_000),
+    "slopes.decades": number(4, 12),
+    "slopes.rates": whole(2, 10_000),
+    "slopes.tolerance": number(0, 1),
+    "shares.seeds": whole(1, 100_000),
+    "shares.steps": whole(3, 1_000_000),
     **{
         field: rule
         for field, rule in FIELDS.items()
@@ -231,11 +267,42 @@ PROOF_FIELDS: dict[str, Rule] = {
 }
 
 
+def shipped() -> dict[str, Path]:
+    """The config files that come with jaxattn, by name."""
+    package = Path(__file__).parent
+    inside = package / "configs"  # of a wheel; a checkout has them beside the package
+    folder = inside if inside.is_dir() else package.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("[!_]*.py"))}
+
+
+def find(path_text: str) -> Path:
+    """The file that a command line means.
+
+    Args:
+      path_text: a Python file; or "sticky" or "configs/sticky.py", which are the file
+        configs/sticky.py here, or else the one that comes with jaxattn.
+
+    Raises:
+      ConfigError: no such file.
+    """
+    named, ours = Path(path_text), shipped()
+    if re.fullmatch(r"[\w-]+", path_text):
+        named = Path("configs", f"{path_text}.py")
+    if named.suffix == ".py" and named.is_file():
+        return named
+    if named.stem in ours and named == Path("configs", ours[named.stem].name):
+        return ours[named.stem]
+    raise ConfigError(
+        f"config={path_text!r}: no such file{nearest(named.stem, ours)}; allowed: a"
+        f" Python file, or one of {', '.join(ours)}; with :VARIANT behind it if wanted"
+    )
+
+
 def load(path_and_variant: str) -> ConfigDict:
     """Reads a config file.
 
     Args:
-      path_and_variant: "configs/sticky.py" or "configs/sticky.py:smoke".
+      path_and_variant: "configs/sticky.py" or "sticky:smoke", see `find`.
 
     Returns:
       The config, its `name` set to the file's name with "-variant" appended.
@@ -243,18 +310,20 @@ def load(path_and_variant: str) -> ConfigDict:
     Raises:
       ConfigError: no such file or variant, or a file that fails.
     """
+    return load_with_module(path_and_variant)[0]
+
+
+def load_with_module(path_and_variant: str) -> tuple[ConfigDict, ModuleType]:
+    """The same, and the module that the file is, with its docstring and VARIANTS."""
     path_text, _, variant = path_and_variant.partition(":")
-    path = Path(path_text)
-    if path.suffix != ".py" or not path.is_file():
-        raise ConfigError(
-            f"config={path_text!r}: no such file; give a Python file such as"
-            " configs/sticky.py, with :VARIANT behind it if wanted"
-        )
+    path = find(path_text)
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         config = module.get_config(variant)
+        if isinstance(config, ConfigDict):
+            config = ConfigDict(config)  # a copy, for changes
     except ConfigError:
         raise
     except Exception as error:  # whatever a person's own file may raise
@@ -268,9 +337,10 @@ def load(path_and_variant: str) -> ConfigDict:
             f"config={path_text!r}: get_config gave a {type(config).__name__}; allowed:"
             " an ml_collections.ConfigDict"
         )
-    config = ConfigDict(config)  # a copy that is not locked
-    config.name = f"{path.stem}-{variant}" if variant else path.stem
-    return config
+    with config.ignore_type(), config.unlocked():  # whatever it was
+        config.name = f"{path.stem}-{variant}" if variant else path.stem
+    _require_plain(config)
+    return config, module
 
 
 def vary(config: ConfigDict, variants: Mapping[str, Mapping], variant: str) -> None:
@@ -286,7 +356,7 @@ def vary(config: ConfigDict, variants: Mapping[str, Mapping], variant: str) -> N
     """
     if variant and variant not in variants:
         raise ConfigError(
-            f"variant={variant!r}: unknown{_nearest(variant, variants)}; allowed:"
+            f"variant={variant!r}: unknown{nearest(variant, variants)}; allowed:"
             f" {', '.join(variants)}, or none"
         )
     config.update_from_flattened_dict(variants.get(variant, {}))
@@ -305,17 +375,15 @@ def override(config: ConfigDict, field: str, text: str) -> None:
     Raises:
       ConfigError: no such field, or a value of another type.
     """
-    known = _overridable(config)
+    known = overridable(config)
     if field not in known:
         group = [name for name in known if name.startswith(field + ".")]
         if group:
+            some = ", ".join(group[:3]) + (", ..." if len(group) > 3 else "")
             raise ConfigError(
-                f"{field}={text!r}: a group; allowed: to set one of {', '.join(group)}"
+                f"{field}={text!r}: a group; allowed: to set one of {some}"
             )
-        raise ConfigError(
-            f"{field}={text!r}: no such field{_nearest(field, known)}"
-            f"; allowed: {', '.join(known)}"
-        )
+        raise ConfigError(f"{field}={text!r}: no such field{_three(field, known)}")
     try:
         value = known[field].parse(text)
     except (ValueError, OverflowError):
@@ -328,6 +396,8 @@ def override(config: ConfigDict, field: str, text: str) -> None:
 
 def check(config: ConfigDict) -> None:
     """Raises ConfigError, in one line, for the first thing wrong with a config."""
+    _require_plain(config)
+    require_kind(config, proof=False)
     if "grid" in config:
         _check_fields(config, GRID_FIELDS)
         _check_grid_arms(config)
@@ -337,9 +407,9 @@ def check(config: ConfigDict) -> None:
         _check_tunnel(config)
         return
     _check_fields(config, FIELDS)
-    _require("baseline", config.baseline, _one_of(config.arms))
+    _check_baseline(config)
     for seed in config.snapshot_seeds:
-        _require("snapshot_seeds", seed, _whole(0, config.seeds - 1))
+        _require("snapshot_seeds", seed, whole(0, config.seeds - 1))
     if catalogue.TASKS[config.task.name].shown == "train":
         # Of other sequences nothing can be known, nor learned.
         for field, only in (("fresh", False), ("batch_size", 1)):
@@ -348,6 +418,44 @@ def check(config: ConfigDict) -> None:
                 raise ConfigError(
                     f"{field}={config[field]!r}: allowed with task {task!r}: {only}"
                 )
+
+
+def _require_plain(config: ConfigDict) -> None:
+    """Raises ConfigError for a value of a type that no rule is made for."""
+    try:
+        fields = flatten(config)
+    except (RequiredValueError, TypeError) as error:  # what cannot be given or sorted
+        raise ConfigError(
+            f"config: {error}; allowed: fields with names of text, and a value for each"
+        ) from None
+    for field, value in fields.items():
+        for part in (field, *(value if isinstance(value, tuple | list) else [value])):
+            if type(part) not in (bool, int, float, str):
+                raise ConfigError(
+                    f"{field}={value!r}: has a {type(part).__name__}; allowed: Python's"
+                    " own numbers, text, True, False, or tuples of them"
+                )
+
+
+def is_proof(config: ConfigDict) -> bool:
+    """Whether a config is for checking the laws, and not for training."""
+    return "bounds" in config
+
+
+def require_kind(config: ConfigDict, *, proof: bool) -> None:
+    """Raises ConfigError for a config of the other command.
+
+    Args:
+      config: to look at.
+      proof: whether the laws are to be checked.
+    """
+    if is_proof(config) != proof:
+        which = "the proof of the laws" if is_proof(config) else "training"
+        command = ("check", "check_gradients") if is_proof(config) else ("train",) * 2
+        raise ConfigError(
+            f"config={config.get('name')!r}: is for {which}; allowed:"
+            f" jaxattn {command[0]}, or scripts/{command[1]}.py"
+        )
 
 
 def is_tunnel(config: ConfigDict) -> bool:
@@ -388,7 +496,7 @@ def stretched(config: ConfigDict) -> ConfigDict:
 
 
 def _check_tunnel(config: ConfigDict) -> None:
-    _require("baseline", config.baseline, _one_of(config.arms))
+    _check_baseline(config)
     tunnel = catalogue.TASKS[config.task.name].tunnel
     wrong = tunnel.wrong(config.task)
     if wrong is not None:
@@ -404,11 +512,16 @@ def _check_tunnel(config: ConfigDict) -> None:
             f"stretch={config.stretch!r}: makes no longer sequences; allowed: 1, or"
             f" more, so that task.{longer}={config.task[longer]} becomes more"
         )
-    _require("probe", config.probe, _whole(1, config.heldout))
+    _require("probe", config.probe, whole(1, config.heldout))
     for arm in config.arms:
         of_arm = config.arms[arm]
-        model = architecture(config, structure(of_arm))
         here = {name: f"arms.{arm}.{name}" for name in of_arm}
+        try:
+            model = architecture(config, structure(of_arm))
+        except ValueError as error:  # FIELD=VALUE: allowed: ...
+            field, _, said = str(error).partition("=")
+            where = here.get(field, f"model.{field}")
+            raise ConfigError(f"{where}={said}") from None
         for name in of_arm:
             if name in MODEL_RULES and name not in MODEL_FIELDS[model.kind]:
                 raise ConfigError(
@@ -416,16 +529,6 @@ def _check_tunnel(config: ConfigDict) -> None:
                     f" {model.kind}; allowed: {', '.join(MODEL_FIELDS[model.kind])}"
                 )
         for field, fits, allowed in (
-            (
-                "kv_heads",
-                model.kind != "transformer" or model.heads % model.kv_heads == 0,
-                "a divisor of heads",
-            ),
-            (
-                "d_head",
-                not model.positions.endswith("rotary") or model.d_head % 2 == 0,
-                "an even number with rotary positions",
-            ),
             (
                 "kind",
                 model.kind != "history_mlp" or config.stretch == 1,
@@ -435,11 +538,6 @@ def _check_tunnel(config: ConfigDict) -> None:
                 "mlp_width",
                 model.mlp_width > 0 or model.kind in ("transformer", "gru"),
                 "1 or more in an MLP",
-            ),
-            (
-                "positions",
-                not model.positions.endswith("rotary") or model.kind == "transformer",
-                "none or learned without attention",
             ),
         ):
             if not fits:
@@ -463,6 +561,29 @@ def _check_tunnel(config: ConfigDict) -> None:
             )
 
 
+def _check_baseline(config: ConfigDict) -> None:
+    """Raises where there would be nothing to compare with."""
+    if config.baseline not in config.run_arms:
+        raise ConfigError(
+            f"baseline={config.baseline!r}: not an arm that runs; allowed: one of"
+            f" run_arms={','.join(config.run_arms)}"
+        )
+    _require_motion(config, config.baseline, "the baseline")
+
+
+def _require_motion(config: ConfigDict, arm: str, what: str) -> None:
+    """Raises for an arm whose every learning rate is 0, also as float32 has it."""
+    learning = {
+        f"arms.{arm}.{name}": rate
+        for name, rate in rates(config.arms[arm]).items()
+        if name.endswith("_rate") and name != "statistics_rate"
+    }
+    closed = "statistics_rate" in rates(config.arms[arm])  # its values always move
+    if not closed and not any(map(np.float32, learning.values())):
+        fields = ", ".join(f"{field}={rate!r}" for field, rate in learning.items())
+        raise ConfigError(f"{fields}: {what} never moves; allowed: a rate above 0")
+
+
 def _check_grid_arms(config: ConfigDict) -> None:
     two_timescale = [
         arm for arm in config.run_arms if config.arms[arm].schedule == "two_timescale"
@@ -472,6 +593,8 @@ def _check_grid_arms(config: ConfigDict) -> None:
             f"run_arms={','.join(config.run_arms)!r}: {' and '.join(two_timescale)} are"
             " maps of one schedule; allowed: one arm of schedule 'two_timescale'"
         )
+    for arm in two_timescale:
+        _require_motion(config, arm, "SGD, a part of it,")
     for arm in config.run_arms:
         if arm in GRID_SCHEDULES:
             raise ConfigError(
@@ -482,6 +605,8 @@ def _check_grid_arms(config: ConfigDict) -> None:
 
 def check_proof(config: ConfigDict) -> None:
     """The same for a config of scripts/check_gradients.py."""
+    _require_plain(config)
+    require_kind(config, proof=True)
     _check_fields(config, PROOF_FIELDS)
     for arm in config.arms:
         for name in (*_WIRING_RULES, *MODEL_RULES):
@@ -497,8 +622,7 @@ def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
         if field != "name" and field.split(".")[0] != "arms":
             if field not in rules:
                 raise ConfigError(
-                    f"{field}={value!r}: no such field{_nearest(field, rules)}"
-                    f"; allowed: {', '.join(rules)}"
+                    f"{field}={value!r}: no such field{_three(field, rules)}"
                 )
             _require(field, value, rules[field])
     for field in rules:
@@ -511,7 +635,7 @@ def _check_fields(config: ConfigDict, rules: dict[str, Rule]) -> None:
         if arm not in arms:
             raise ConfigError(
                 f"run_arms={','.join(config.run_arms)!r}: unknown arm {arm!r}"
-                f"{_nearest(arm, arms)}; allowed: {', '.join(arms)}"
+                f"{nearest(arm, arms)}; allowed: {', '.join(arms)}"
             )
     for arm in arms:
         if not re.fullmatch(r"[\w.-]+", arm):
@@ -554,14 +678,14 @@ def rates(arm: ConfigDict) -> dict[str, float]:
 
 
 _STRUCTURE_RULES = {
-    "optimizer": _one_of((*schedules.OPTIMIZERS, *schedules.SCHEDULED)),
-    "m_step": _one_of(schedules.M_STEPS),
-    "order": _one_of(schedules.ORDERS),
-    "inner_steps": _whole(1, 1000),
+    "optimizer": one_of((*schedules.OPTIMIZERS, *schedules.SCHEDULED)),
+    "m_step": one_of(schedules.M_STEPS),
+    "order": one_of(schedules.ORDERS),
+    "inner_steps": whole(1, 1000),
 }
 # Of an arm that does not hold attention; may be left out.
 _WIRING_RULES = {
-    "value_norm": _FLAG,
+    "value_norm": FLAG,
     "dropout_rate": Rule(
         "a number from 0, below 1",
         lambda v: type(v) in (int, float) and 0 <= v < 1,
@@ -574,17 +698,18 @@ _RATE_RULES = {"damping": _SHARE, "statistics_rate": _SHARE}  # the others: _RAT
 
 def _arm_rules(arm: ConfigDict, of_tunnel: bool) -> dict[str, Rule]:
     """The fields of an arm, as far as those that decide on others are right."""
-    rules = {"schedule": _one_of(schedules.SCHEDULES)}
+    rules = {"schedule": one_of(schedules.SCHEDULES)}
     schedule = arm.get("schedule")
     fields = schedules.SCHEDULES.get(schedule, ()) if isinstance(schedule, str) else ()
     rules |= {name: _STRUCTURE_RULES[name] for name in fields}
     if schedule == "em":
-        rules["optimizer"] = _one_of(schedules.OPTIMIZERS)
+        rules["optimizer"] = one_of(schedules.OPTIMIZERS)
     if schedule in schedules.WIRED:
         rules |= {name: rule for name, rule in _WIRING_RULES.items() if name in arm}
     if of_tunnel:
         rules |= {name: rule for name, rule in MODEL_RULES.items() if name in arm}
-    if schedule == "gradient" and arm.get("optimizer") in schedules.SCHEDULED:
+    rates_fall = one_of(schedules.SCHEDULED).accepts(arm.get("optimizer"))
+    if schedule == "gradient" and rates_fall:
         rules["warm_up"] = _BELOW_ONE
     if all(rule.accepts(arm.get(name)) for name, rule in rules.items()):
         names = schedules.rates_of(structure(arm))
@@ -592,14 +717,15 @@ def _arm_rules(arm: ConfigDict, of_tunnel: bool) -> dict[str, Rule]:
     return rules
 
 
-def _overridable(config: ConfigDict) -> dict[str, Rule]:
+def overridable(config: ConfigDict) -> dict[str, Rule]:
     """The fields that a command line may set; `name` follows from the file."""
     # A group that only one kind of config has tells which it is.
-    known = PROOF_FIELDS if "bounds" in config else FIELDS
+    known = PROOF_FIELDS if is_proof(config) else FIELDS
     known = GRID_FIELDS if "grid" in config else known
     known = TUNNEL_FIELDS if is_tunnel(config) else known
     rules = {field: known[field] for field in flatten(config) if field in known}
-    for name, arm in config.get("arms", {}).items():
+    arms = config.get("arms")
+    for name, arm in arms.items() if isinstance(arms, ConfigDict) else ():
         if isinstance(arm, ConfigDict):
             of_arm = _arm_rules(arm, is_tunnel(config))
             rules |= {f"arms.{name}.{f}": of_arm[f] for f in arm if f in of_arm}
@@ -625,7 +751,7 @@ def _check_arm(where: str, arm: Any, of_tunnel: bool) -> None:
                 kind += f" with m_step {arm.m_step!r}"
             raise ConfigError(
                 f"{where}.{name}={value!r}: no such field for {kind}"
-                f"{_nearest(name, rules)}; allowed: {', '.join(rules)}"
+                f"{nearest(name, rules)}; allowed: {', '.join(rules)}"
             )
     for name, rule in rules.items():
         _require(f"{where}.{name}", arm.get(name), rule)
@@ -636,6 +762,19 @@ def _require(field: str, value: Any, rule: Rule) -> None:
         raise ConfigError(f"{field}={value!r}: allowed: {rule.allowed}")
 
 
-def _nearest(name: str, names) -> str:
+def _three(name: str, names) -> str:
+    """The three fields that are most like a name: of hundreds, none wants them all."""
+    *others, last = map(repr, difflib.get_close_matches(name, list(names), 3, 0))
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f", did you mean {listed}? (--list shows all)"
+
+
+def nearest(name: str, names) -> str:
+    """What someone may have meant, as the end of a sentence; empty if nothing is near.
+
+    Args:
+      name: as typed.
+      names: that there are.
+    """
     close = difflib.get_close_matches(name, list(names), n=1)
     return f", did you mean {close[0]!r}?" if close else ""

@@ -5,6 +5,11 @@ in `laws`, the entropy of attention in `attention`. Where a question has no answ
 query that sees nothing, a source that nobody uses, a vector without direction) the
 answer is marked as not `known`, and left out of means; it is never NaN, also in
 gradients.
+
+Points that all are the same have no axes, and differ by rounding alone as soon as they
+were computed: so what is asked of differences between numbers is asked of those beyond
+`rounding` only, see `centred`. A direction is taken as given: whoever makes vectors by
+subtraction, such as keys about their mean, has to leave out rounding before asking.
 """
 
 from typing import NamedTuple
@@ -36,6 +41,46 @@ class Manifold(NamedTuple):
     centre: jax.Array  # (d,)
     axes: jax.Array  # (k, d) orthonormal, by falling variance; k = min(n, d)
     variance: jax.Array  # (k,) along each, of all n points
+
+
+def rounding(numbers: jax.Array) -> jax.Array:
+    """Differences of numbers up to here may be rounding: 8 ε max |x|, ε of their type.
+
+    Args:
+      numbers: of any shape; those that are not finite are left out.
+    """
+    size = jnp.max(jnp.abs(jnp.where(jnp.isfinite(numbers), numbers, 0)))
+    return 8 * jnp.finfo(numbers.dtype).eps * size
+
+
+def differ(points: jax.Array, of: jax.Array | None = None) -> jax.Array:
+    """Whether points have any extent beyond rounding.
+
+    max_c (max_i x_ic - min_i x_ic) > 8 ε max |x|
+
+    Args:
+      points: x (n, ...).
+      of: the numbers that they are differences of, whose rounding they have; None: the
+        points.
+
+    Returns:
+      Boolean; True if a number is not finite, so that it shows and is not hidden.
+    """
+    extent = jnp.max(jnp.max(points, axis=0) - jnp.min(points, axis=0))
+    alike = extent <= rounding(points if of is None else of)
+    return ~(alike & jnp.isfinite(points).all())
+
+
+def centred(points: jax.Array) -> jax.Array:
+    """Points (n, d) about their mean, all 0 if they do not `differ`.
+
+    Measured from the first, so that far from the origin the mean's own rounding is no
+    direction either.
+    """
+    chex.assert_rank(points, 2)
+    moved = points - points[0][None]
+    about = moved - jnp.mean(moved, axis=0)[None]
+    return jnp.where(differ(points), about, 0)
 
 
 def mean(answer: Answer) -> Answer:
@@ -76,7 +121,7 @@ def relative_entropy(weight: jax.Array, mask=None) -> Answer:
     chex.assert_equal_shape([weight, seen])
     count = jnp.sum(seen, axis=1)
     choice = jnp.log(jnp.maximum(count, 1).astype(weight.dtype))
-    return divided(attention.attention_entropy(weight), choice)
+    return _at_most_one(divided(attention.attention_entropy(weight), choice))
 
 
 def effective_sources(weight: jax.Array) -> jax.Array:
@@ -126,15 +171,18 @@ def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
       mask: (T, S) boolean; None: everything may be looked at.
 
     Returns:
-      (T,) in nats per unit of weight; 0 where there is no choice.
+      (T,) in nats per unit of weight; 0 where there is no choice, or where they serve
+      alike but for rounding.
     """
     chex.assert_rank(compatibility, 2)
     seen = jnp.ones(compatibility.shape, bool) if mask is None else jnp.asarray(mask)
     chex.assert_equal_shape([compatibility, seen])
+    in_sight = jnp.where(seen, compatibility, 0)
     seen = seen.astype(compatibility.dtype)
     equal = seen / jnp.maximum(jnp.sum(seen, axis=1, keepdims=True), 1)
     mean_of_all = jnp.sum(equal * compatibility, axis=1, keepdims=True)
-    return jnp.sum(equal * jnp.abs(compatibility - mean_of_all), axis=1)
+    spread = jnp.sum(equal * jnp.abs(compatibility - mean_of_all), axis=1)
+    return jnp.where(spread <= jax.vmap(rounding)(in_sight), 0, spread)
 
 
 def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Answer:
@@ -173,7 +221,7 @@ def drift(weight: jax.Array, final: jax.Array) -> jax.Array:
     """
     chex.assert_rank([weight, final], 2)
     chex.assert_equal_shape([weight, final])
-    return jnp.sum(jnp.abs(weight - final), axis=1) / 2
+    return _at_most_one(jnp.sum(jnp.abs(weight - final), axis=1) / 2)
 
 
 # --- sources
@@ -194,7 +242,7 @@ def usage_entropy(usage: jax.Array) -> Answer:
     share = divided(usage, jnp.sum(usage))
     entropy = attention.attention_entropy(share.value[None])[0]
     choice = jnp.log(jnp.asarray(len(usage), usage.dtype))
-    return divided(entropy, jnp.where(share.known.all(), choice, 0))
+    return _at_most_one(divided(entropy, jnp.where(share.known.all(), choice, 0)))
 
 
 def usage_gini(usage: jax.Array) -> Answer:
@@ -232,7 +280,8 @@ def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
     Directional Statistics, 2.3.
     """
     chex.assert_rank([weight, upstream], 2)
-    return divided(_norm(weight.T @ upstream), weight.T @ _norm(upstream))
+    together, apart = _norm(weight.T @ upstream), weight.T @ _norm(upstream)
+    return _at_most_one(divided(together, apart))
 
 
 # --- geometry
@@ -252,7 +301,7 @@ def orthogonality(vector: jax.Array) -> Orthogonality:
     """
     chex.assert_rank(vector, 2)
     direction, has_one = _directions(vector)
-    cosine = direction @ direction.T
+    cosine = _at_most_one(direction @ direction.T)
     pair = has_one[:, None] & has_one[None] & ~jnp.eye(len(vector), dtype=bool)
     return Orthogonality(
         mean(Answer(jnp.abs(cosine), pair)), mean(Answer(cosine, pair))
@@ -300,7 +349,8 @@ def query_key_alignment(weight: jax.Array, query: jax.Array, key: jax.Array) -> 
     chex.assert_rank([weight, query, key], 2)
     (of_query, has_query), (of_key, has_key) = map(_directions, (query, key))
     used = jnp.where(has_query[:, None] & has_key[None], weight, 0)
-    return divided(jnp.sum(used * (of_query @ of_key.T), axis=1), jnp.sum(used, axis=1))
+    cosine = of_query @ of_key.T
+    return _at_most_one(divided(jnp.sum(used * cosine, axis=1), jnp.sum(used, axis=1)))
 
 
 def manifold(points: jax.Array) -> Manifold:
@@ -315,14 +365,17 @@ def manifold(points: jax.Array) -> Manifold:
         seen along one basis.
 
     Returns:
-      Manifold.
+      Manifold; the variance along an axis is 0 where it is rounding, so along all of
+      them for points that do not `differ`, whose axes mean nothing.
     """
     chex.assert_rank(points, 2)
-    centre = jnp.mean(points, axis=0)
-    _, singular, axes = jnp.linalg.svd(points - centre[None], full_matrices=False)
+    centre = points[0] + jnp.mean(points - points[0][None], axis=0)
+    _, singular, axes = jnp.linalg.svd(centred(points), full_matrices=False)
     largest = jnp.argmax(jnp.abs(axes), axis=1, keepdims=True)
     sign = jnp.where(jnp.take_along_axis(axes, largest, axis=1) < 0, -1, 1)
-    return Manifold(centre, axes * sign, singular**2 / len(points))
+    variance = singular**2 / len(points)
+    variance = jnp.where(variance <= rounding(points) ** 2, 0, variance)
+    return Manifold(centre, axes * sign, variance)
 
 
 def coordinates(manifold: Manifold, points: jax.Array) -> jax.Array:
@@ -345,13 +398,14 @@ def leading_share(points: jax.Array, axes: int) -> Answer:
       axes: how many, such as 2.
 
     Returns:
-      From min(axes / d, 1) to 1; not known for a single point.
+      From min(axes / d, 1) to 1; not known for points that do not `differ`, such as a
+      single one.
     """
     chex.assert_rank(points, 2)
-    centred = points - jnp.mean(points, axis=0)[None]
-    variance, _ = m_steps.eigh(centred.T @ centred / len(points))
+    about = centred(points)
+    variance, _ = m_steps.eigh(about.T @ about / len(points))
     leading = jnp.sum(jnp.maximum(variance, 0)[-axes:])
-    return divided(leading, jnp.sum(centred**2) / len(points))
+    return _at_most_one(divided(leading, jnp.sum(about**2) / len(points)))
 
 
 def participation_ratio(variance: jax.Array) -> jax.Array:
@@ -366,7 +420,9 @@ def participation_ratio(variance: jax.Array) -> jax.Array:
       From 1 (a line) to k (a ball); 0 for a single point.
     """
     share = explained(variance)
-    return divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2)).value
+    ratio = divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2))
+    bounded = jnp.clip(ratio.value, 1, len(variance))
+    return jnp.where(ratio.known, bounded, 0)
 
 
 def dimension(variance: jax.Array, share: float) -> jax.Array:
@@ -385,6 +441,18 @@ def dimension(variance: jax.Array, share: float) -> jax.Array:
     # To rounding: else the last of equal axes may be one too many.
     missing = held < (share - 1e-6) * held[-1]
     return jnp.where(held[-1] > 0, jnp.sum(missing) + 1, 0)
+
+
+def _at_most_one(shares: Answer | jax.Array) -> Answer | jax.Array:
+    """Shares and cosines without what rounding adds to 1; derivatives stay."""
+
+    def bounded(share: jax.Array) -> jax.Array:
+        above = jax.lax.stop_gradient(jnp.maximum(jnp.abs(share) - 1, 0))
+        return share - jnp.sign(share) * above
+
+    if isinstance(shares, Answer):
+        return Answer(bounded(shares.value), shares.known)
+    return bounded(shares)
 
 
 def _norm(vector: jax.Array) -> jax.Array:

@@ -59,11 +59,15 @@ def rank_correlation(x: jax.Array, y: jax.Array) -> Answer:
       y: (n,).
 
     Returns:
-      From -1 to 1; not known if x or y is constant, NaN if a number in them is NaN.
+      From -1 to 1; not known if x or y is constant but for rounding (see
+      `diagnostics.differ`), NaN if a number in them is NaN.
     """
     chex.assert_rank([x, y], 1)
     chex.assert_equal_shape([x, y])
-    answer = _correlation(_ranks(x, 0), _ranks(y, 0))
+    x_rank, y_rank = (
+        jnp.where(diagnostics.differ(these), _ranks(these, 0), 0) for these in (x, y)
+    )
+    answer = _correlation(x_rank, y_rank)
     return _broken_if(jnp.isnan(x).any() | jnp.isnan(y).any(), answer)
 
 
@@ -87,8 +91,8 @@ def entropy_axis(
     a function of position alone the null is all that was found.
 
     Entropies that differ by no more than rounding (64 eps of the largest) count as
-    tied, and so do scores (of the farthest point). The unit of the points does not
-    matter.
+    tied, and so do scores (of the farthest point, or of the rounding that the points
+    came with, if they lie far from 0). The unit of the points does not matter.
 
     Args:
       points: x (n, d), such as values or contexts, a row for each position.
@@ -98,7 +102,8 @@ def entropy_axis(
       block: so many rows, one behind the other, are permuted as one; divides n.
 
     Returns:
-      EntropyAxis; not known where all points, or all entropies, are the same.
+      EntropyAxis; not known where all points, or all entropies, are the same but for
+      rounding.
 
     Raises:
       ValueError: fewer than 1 draw.
@@ -109,7 +114,7 @@ def entropy_axis(
     chex.assert_shape(entropy, points.shape[:1])
     _check_draws(draws)
     everyone = jnp.ones(entropy.shape, points.dtype)
-    centred = _centred(points, everyone, 0)
+    centred, known_to = _centred(points, everyone, 0)
     variance, axes = m_steps.eigh(_product(centred.T, centred) / len(points))
     of_direction, of_order = jax.random.split(key)
     shape = (draws, points.shape[1])
@@ -118,9 +123,11 @@ def entropy_axis(
     # All along the same way: the first axis, random ones, and last the entropies.
     rows = jnp.concatenate([_product(direction, centred.T), entropy[None]])
     longest = jnp.sqrt(jnp.max(jnp.sum(centred**2, axis=1)))
-    size = longest * jnp.sqrt(jnp.sum(direction**2, axis=1))
-    size = jnp.concatenate([size, jnp.max(jnp.abs(entropy))[None]])
-    rounding = 64 * jnp.finfo(size.dtype).eps * size
+    eps = 64 * jnp.finfo(points.dtype).eps
+    of_score = jnp.maximum(eps * longest, known_to)
+    of_score = of_score * jnp.sqrt(jnp.sum(direction**2, axis=1))
+    of_entropy = eps * jnp.max(jnp.abs(entropy))
+    rounding = jnp.concatenate([of_score, of_entropy[None]])
     rank = jax.lax.map(lambda row: _ranks(*row), (rows, rounding))
     along = _sizes(rank[:-1], rank[-1])
     blocks = rank[-1].reshape(-1, block)
@@ -131,8 +138,8 @@ def entropy_axis(
         jax.tree.map(lambda leaf: leaf[0], along),
         diagnostics.mean(jax.tree.map(lambda leaf: leaf[1:], along)),
         diagnostics.mean(_sizes(shuffled, rank[0])),
-        diagnostics.divided(variance[-1], jnp.sum(variance)),
-        diagnostics.divided(jnp.sum(variance[-2:]), jnp.sum(variance)),
+        _share(variance[-1], jnp.sum(variance)),
+        _share(jnp.sum(variance[-2:]), jnp.sum(variance)),
     )
     broken = ~(jnp.isfinite(points).all() & jnp.isfinite(entropy).all())
     return EntropyAxis(*(_broken_if(broken, answer) for answer in answers))
@@ -169,7 +176,7 @@ def belief_read_out(
 
     Returns:
       ReadOut, classes pooled; not known without rows of either kind, or where the
-      held-out beliefs are all β̄.
+      held-out beliefs are all β̄ but for rounding.
     """
     chex.assert_rank([features, beliefs], 2)
     chex.assert_equal_shape_prefix([features, beliefs], 1)
@@ -179,20 +186,22 @@ def belief_read_out(
     fitted = 1 - judged
     count = jnp.maximum(jnp.sum(fitted), 1)
     first = jnp.argmin(held_out)
-    x = _centred(features, fitted[:, 0], first)
+    x, known_to = _centred(features, fitted[:, 0], first)
     size, basis = m_steps.eigh(_product(x.T, fitted * x) / count)
     # Where features vary by rounding only there is nothing to read from.
-    felt = size > 4 * len(size) * jnp.finfo(size.dtype).eps * jnp.max(size)
+    of_largest = 4 * len(size) * jnp.finfo(size.dtype).eps * jnp.max(size)
+    felt = size > jnp.maximum(of_largest, known_to**2)
     x_turned = _product(x, basis)
     stiffness = jnp.where(felt, size + ridge * jnp.mean(jnp.maximum(size, 0)), 1)
 
     def score(beliefs: jax.Array) -> Answer:
-        y = _centred(beliefs, fitted[:, 0], first)
+        y, known_to = _centred(beliefs, fitted[:, 0], first)
         turned = _product(x_turned.T, fitted * y) / count
         slope = jnp.where(felt[:, None], turned / stiffness[:, None], 0)
         missed = jnp.sum(judged * (y - _product(x_turned, slope)) ** 2)
         spread = jnp.sum(judged * y**2)
-        return diagnostics.divided(spread - missed, spread)
+        alike = jnp.max(judged * jnp.abs(y)) <= known_to
+        return diagnostics.divided(spread - missed, jnp.where(alike, 0, spread))
 
     # Rows to be fitted to first, in their order; the same in a random one.
     chance = jax.random.uniform(key, held_out.shape)
@@ -225,7 +234,8 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
       draws: how many of either null, 1 or more.
 
     Returns:
-      KeyAxes; not known below two directions.
+      KeyAxes; not known below two directions. A direction is taken as it is given, see
+      `diagnostics`: of keys about their mean, rounding has to be made 0 first.
 
     Raises:
       ValueError: fewer than 1 draw.
@@ -283,22 +293,39 @@ def _sizes(ranks: jax.Array, other: jax.Array) -> Answer:
     return Answer(jnp.abs(value), known)
 
 
-def _centred(points: jax.Array, share: jax.Array, reference) -> jax.Array:
+def _share(part: jax.Array, whole: jax.Array) -> Answer:
+    """A part, as a share of all; never above 1 by rounding."""
+    value, known = diagnostics.divided(part, whole)
+    return Answer(jnp.minimum(value, 1), known)
+
+
+def _centred(
+    points: jax.Array, share: jax.Array, reference
+) -> tuple[jax.Array, jax.Array]:
     """Points (n, d) about their mean, in a unit in which the largest number is 1.
 
     Measured from a reference point first, so that what is constant is exactly 0, and
-    not rounding that the unit would blow up.
+    not rounding that the unit would blow up: `diagnostics.centred` of a part of them.
 
     Args:
       points: (n, d).
       share: (n,) 1 for those that mean and unit are of, 0 for others.
       reference: index of one of these.
+
+    Returns:
+      The points, and up to which difference they may be rounding. If all that have a
+      share differ by no more, so is all else that does not differ more from their mean.
     """
     moved = points - points[reference][None]
     total = jnp.maximum(jnp.sum(share), 1)
     centred = moved - jnp.sum(share[:, None] * moved, axis=0)[None] / total
+    mine = jnp.where(share[:, None] > 0, points, points[reference][None])
+    known_to = diagnostics.rounding(mine)
+    near = ~diagnostics.differ(mine) & (jnp.abs(centred) <= known_to)
+    centred = jnp.where(near, 0, centred)
     unit = jnp.max(share[:, None] * jnp.abs(centred))
-    return centred / jnp.where(unit > 0, unit, 1)
+    unit = jnp.where(unit > 0, unit, 1)
+    return centred / unit, known_to / unit
 
 
 def _check_draws(draws: int) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 import re
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import markdown
 from jaxattn.runs import RunError
 
 _KINDS = {".png": "image/png", ".gif": "image/gif"}
+
+_LINE = 40  # characters of a table's cell, above which its column wraps
+_CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -25,28 +29,44 @@ nav {{ font-size: .9rem; }}
 nav ul, nav li {{ display: inline; padding: 0; margin-right: 1rem; }}
 a {{ color: #0060a0; }}
 img {{ max-width: 100%; height: auto; display: block; margin: 1.6rem 0 .3rem; }}
-.table {{ overflow-x: auto; margin: 1rem 0; }}
-table {{ border-collapse: collapse; font-size: .88rem;
+/* A wide table scrolls inside, its first column stays; a shadow says that there is
+   more. Cells of numbers stay on one line, those of words wrap. */
+.table {{ overflow-x: auto; margin: 1rem 0; background:
+         linear-gradient(to left, #fff 50%, #fff0) right / 2rem 100% no-repeat local,
+         linear-gradient(to left, #0003, #0000) right / .8rem 100% no-repeat; }}
+table {{ border-collapse: separate; border-spacing: 0; font-size: .88rem;
         font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .3rem .55rem; border-bottom: 1px solid #ddd; white-space: nowrap; }}
+.words {{ text-align: left !important; }}
+td.words {{ white-space: normal; min-width: 15rem; max-width: 26rem; }}
+th:first-child, td:first-child {{ position: sticky; left: 0; z-index: 1;
+                                 background: #fff; }}
+td:first-child {{ text-align: left; }}
+@media (max-width: 45rem) {{
+  td:first-child {{ white-space: normal; min-width: 6rem; max-width: 9rem;
+                   overflow-wrap: break-word; }}
+  td.words {{ min-width: 11rem; }}
+}}
 th {{ border-bottom: 2px solid #888; vertical-align: bottom; }}
 th button {{ all: unset; cursor: pointer; font-weight: 600; }}
 th button:hover, th button:focus-visible {{ text-decoration: underline; }}
 th button::after {{ content: " \\2195"; color: #aaa; }}
 th[aria-sort=ascending] button::after {{ content: " \\2191"; color: #000; }}
 th[aria-sort=descending] button::after {{ content: " \\2193"; color: #000; }}
-tbody tr:hover {{ background: #f3f6fa; }}
+tbody tr:hover, tbody tr:hover td:first-child {{ background: #f3f6fa; }}
 </style>
 </head>
 <body>
 <nav>{contents}</nav>
 {body}
 <script>
-// A click on a head sorts by that column: by the first number of a cell, or by name.
+// A click on a head sorts by that column: by the number that a cell begins with, or by
+// name.
 function key(cell) {{
-  const found = cell.textContent.match(/[-+]?\\d+(\\.\\d+)?(e[-+]?\\d+)?/i);
-  const beyond = {{">": 1e-9, "<": -1e-9}}[cell.textContent.trim()[0]] ?? 0;
-  return found ? parseFloat(found[0]) * (1 + beyond) : NaN;
+  const text = cell.textContent.trim().replace(/(\\d),(?=\\d{{3}})/g, "$1");
+  const found = text.match(/^[<>≤≥]?([-+]?\\d+(\\.\\d+)?(e[-+]?\\d+)?)/i);
+  const beyond = {{">": 1e-9, "≥": 1e-9, "<": -1e-9, "≤": -1e-9}}[text[0]] ?? 0;
+  return found ? parseFloat(found[1]) * (1 + beyond) : NaN;
 }}
 function compare(a, b, column) {{
   const [x, y] = [a.cells[column], b.cells[column]];
@@ -73,6 +93,33 @@ for (const head of document.querySelectorAll("th")) {{
 </body>
 </html>
 """
+
+
+def _marked(table: re.Match) -> str:
+    """A table whose columns of words are marked, and whose intervals do not break."""
+    rows = table[0].split("</tr>")
+    wide = {
+        column
+        for row in rows
+        for column, cell in enumerate(_CELL.finditer(row))
+        if len(html.unescape(re.sub(r"<.*?>", "", cell[3]))) > _LINE
+    }
+
+    def marked(row: str) -> str:
+        columns = itertools.count()
+
+        def one(cell: re.Match) -> str:
+            kind, attributes, content = cell.groups()
+            if next(columns) in wide:
+                attributes += ' class="words"'
+            content = re.sub(
+                r"\[[^][<>]*\]", lambda m: m[0].replace(" ", "&nbsp;"), content
+            )
+            return f"<{kind}{attributes}>{content}</{kind}>"
+
+        return _CELL.sub(one, row)
+
+    return "</tr>".join(map(marked, rows))
 
 
 def page(text: str, folder: Path) -> str:
@@ -103,7 +150,11 @@ def page(text: str, folder: Path) -> str:
         return f'{found[1]}src="data:{_KINDS[path.suffix]};base64,{content}"'
 
     body = re.sub(r'(?<=<img alt=)("[^"]*" )src="([^"]+)"', embedded, body)
-    body = body.replace("<table>", '<div class="table"><table>')
+    body = re.sub(r"<table>.*?</table>", _marked, body, flags=re.DOTALL)
+    # A region that the keyboard reaches, to scroll in it.
+    body = body.replace(
+        "<table>", '<div class="table" tabindex="0" role="region"><table>'
+    )
     body = body.replace("</table>", "</table></div>")
     title = html.escape(text.partition("\n")[0].lstrip("# "))
     return _PAGE.format(title=title, contents=converter.toc, body=body)

@@ -5,20 +5,20 @@ With several processes each calls `train`; process 0 alone prints and writes.
 
 import contextlib
 import json
-import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from jaxattn import config as config_lib
-from jaxattn import processes, runs, sweep
+from jaxattn import processes, progress, runs, sweep
+from jaxattn.progress import StoppedError
 
-_STOP = (signal.SIGINT, signal.SIGTERM)
+# Calls what draws; may break it off, as `progress.Signals.left_behind` does.
+DoneBy = Callable[[Callable[[], None]], None]
 
 
 class Output(NamedTuple):
@@ -40,8 +40,12 @@ class Way(NamedTuple):
     output: Output
 
 
-class StoppedError(Exception):
-    """Ctrl-C or SIGTERM came, and what there was to keep is kept; says where."""
+class NotCompiledError(StoppedError):
+    """The same while programs were compiled, which goes on in threads left behind."""
+
+
+class NotDrawnError(StoppedError):
+    """The same while pictures were drawn, by a thread left behind; all else is kept."""
 
 
 def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
@@ -62,7 +66,13 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
       ProcessError: the processes differ, or one is gone.
       StoppedError: a signal came.
     """
-    with _signals_kept() as signals, contextlib.ExitStack() as stack:
+    if not way.checkpoint_seconds >= 0:  # also of NaN, after which none is due
+        raise config_lib.ConfigError(
+            f"checkpoint_seconds={way.checkpoint_seconds!r}: allowed: a number from 0;"
+            " inf for none but that of a run that is stopped"
+        )
+    compiled_first = progress.signals_kept("when all is compiled")
+    with compiled_first as signals, contextlib.ExitStack() as stack:
         described = json.dumps(runs.describe(config), sort_keys=True)
         processes.require_same("config, code and versions", described)
         held = runs.claimed(workdir, config)  # by process 0, for all
@@ -79,19 +89,31 @@ def train(config: ConfigDict, workdir: Path, way: Way) -> dict[str, Any] | None:
         )
         _say(_headline(config, plan))
         started = time.perf_counter()
-        program = sweep.build(config, plan, keep_weights=way.output.weights)
+        # Of several processes none may leave the others alone.
+        alone = jax.process_count() == 1
+        try:
+            program = sweep.build(
+                config,
+                plan,
+                keep_weights=way.output.weights,
+                breakable=signals.at_once if alone else contextlib.nullcontext,
+            )
+        except StoppedError:
+            raise NotCompiledError(str(workdir)) from None
         compiled = time.perf_counter()
         carry, before = runs.resumed(program, content)
         if content:
             _say(f"going on from {_place(config, carry)}")
+        signals.until = "at the next evaluation"
         carry = _advance(program, carry, workdir, way, before, signals)
+        signals.until = "when all numbers are written"
         wall = {"compile": compiled - started, "run": _since(compiled) + before}
         result = sweep.finish(program, carry)
         summary = processes.led(
-            lambda: _write(config, workdir, result, wall, way.output)
+            lambda: _write(
+                config, workdir, result, wall, way.output, signals.left_behind
+            )
         )
-        if processes.leads():
-            runs.remove_checkpoints(workdir)
         return summary
 
 
@@ -107,19 +129,19 @@ def _advance(
     workdir: Path,
     way: Way,
     before: float,
-    signals: list[int],
+    signals: progress.Signals,
 ) -> sweep.Carry:
-    """Trains to the end, with a progress bar and checkpoints."""
+    """Trains to the end, with progress shown and checkpoints."""
     config = program.config
     done = sweep.steps_done(config, carry)
     began = saved = time.perf_counter()
-    with tqdm(
-        total=sweep.cells(config) * config.steps,
-        initial=done,
+    with progress.shown(
+        config.name,
+        sweep.cells(config) * config.steps,
+        done,
         unit="seed-step",
-        dynamic_ncols=True,
-        disable=not processes.leads(),
-    ) as bar:
+        silent=not processes.leads(),
+    ) as tell:
         while not sweep.is_done(config, carry):
             late = _since(saved) >= way.checkpoint_seconds
             stop, due = processes.any_of(bool(signals), late)
@@ -129,8 +151,7 @@ def _advance(
             if stop:
                 raise StoppedError(_place(config, carry))
             carry = sweep.advance(program, carry)
-            bar.set_description(_progress(config, carry))
-            bar.update(sweep.steps_done(config, carry) - bar.n)
+            tell(sweep.steps_done(config, carry), _progress(config, carry))
     rate = (sweep.steps_done(config, carry) - done) / _since(began)
     _say(f"{rate:,.0f} seed-steps a second")
     return carry
@@ -143,12 +164,17 @@ def _save(
     processes.led(lambda: runs.save_checkpoint(workdir, program.config, whole, seconds))
 
 
-def redraw(path: Path, output: Output) -> list[Path]:
+def redraw(
+    path: Path,
+    output: Output,
+    done_by: DoneBy = lambda draw: draw(),
+) -> list[Path]:
     """Draws a finished run again, from its directory, and writes its tables anew.
 
     Args:
       path: of the run.
       output: what to write.
+      done_by: draws.
 
     Returns:
       The files.
@@ -156,17 +182,18 @@ def redraw(path: Path, output: Output) -> list[Path]:
     Raises:
       RunError: it is no finished run, or cannot be written.
     """
-    run = runs.load_finished(path)
-    wall = run.summary["wall_seconds"]
-    # A page that is there would else tell of older tables.
-    output = output._replace(html=output.html or (path / "report.html").exists())
-    with runs.claimed(path, ConfigDict(run.config["config"])):
-        with runs.staged(path) as stage:
-            _write_readable(stage, _summarised(run, wall), output)
+    with runs.claimed(path, None):
+        run = runs.load_finished(path)
+        wall = run.summary["wall_seconds"]
+        # A page that is there would else tell of older tables.
+        output = output._replace(html=output.html or (path / "report.html").exists())
+        with _drawing(path, output) as stage:
+            with runs.explained(run):
+                done_by(
+                    lambda: _write_readable(path, stage, _summarised(run, wall), output)
+                )
             found = [file for file in stage.rglob("*") if file.is_file()]
             written = {path / file.relative_to(stage) for file in found}
-        for left_over in {*(path / "figures").iterdir()} - written:
-            left_over.unlink()
     return sorted(written)
 
 
@@ -176,17 +203,29 @@ def _write(
     result: sweep.Result,
     wall: dict[str, float],
     output: Output,
+    done_by: DoneBy = lambda draw: draw(),
 ) -> dict[str, Any]:
-    with runs.staged(workdir) as stage:
+    with runs.staged(workdir, instead_of=[runs.WEIGHTS]) as stage:
         run = _summarised(runs.write_metrics(stage, config, result), wall)
-        runs.remove_weights(workdir)
         runs.write_weights(stage, result)
         # First without pictures, so that numbers do not hang on drawing.
-        _write_readable(stage, run, Output(figures=False, pdf=False, html=False))
+        none = Output(figures=False, pdf=False, html=False)
+        _write_readable(workdir, stage, run, none)
+    runs.remove_checkpoints(workdir)
     if output.figures or output.html:
-        with runs.staged(workdir) as stage:
-            _write_readable(stage, run, output)
+        _say("drawing figures ...")
+        try:
+            with _drawing(workdir, output) as stage:
+                done_by(lambda: _write_readable(workdir, stage, run, output))
+        except StoppedError:
+            raise NotDrawnError(str(workdir)) from None
     return run.summary
+
+
+def _drawing(workdir: Path, output: Output) -> contextlib.AbstractContextManager[Path]:
+    """A stage; figures that were drawn before, and are not in it, go if it moves in."""
+    before = runs.drawn(workdir) if output.figures else None
+    return runs.staged(workdir, instead_of=[f"figures/{n}" for n in before or ()])
 
 
 def _summarised(run: runs.Run, wall: dict[str, float]) -> runs.Run:
@@ -194,13 +233,14 @@ def _summarised(run: runs.Run, wall: dict[str, float]) -> runs.Run:
     return run._replace(summary=tables.summarise(run, wall))
 
 
-def _write_readable(stage: Path, run: runs.Run, output: Output) -> None:
-    """Writes tables and pictures of a run with its summary."""
+def _write_readable(workdir: Path, stage: Path, run: runs.Run, output: Output) -> None:
+    """Writes tables and pictures of a run with its summary into a stage."""
     tables, pictures = _readers(run.config["config"])
-    shown = {}
+    shown, listed = {}, runs.drawn(workdir)
     if output.figures:
         drawn = pictures.draw(run, stage / "figures", pdf=output.pdf)
         shown = {f"figures/{name}": caption for name, caption in drawn.items()}
+        listed = runs.require_ours(workdir, stage, listed)
     text = tables.markdown(run.summary, shown)
     (stage / "report.md").write_text(text, "utf-8")
     (stage / "summary.csv").write_text(tables.csv_table(run.summary), "utf-8")
@@ -208,7 +248,8 @@ def _write_readable(stage: Path, run: runs.Run, output: Output) -> None:
         from jaxattn import html  # late, as `_readers`
 
         (stage / "report.html").write_text(html.page(text, stage), "utf-8")
-    runs.write_summary(stage, run.summary)
+    summary = run.summary if listed is None else run.summary | {"figures": listed}
+    runs.write_summary(stage, summary)
 
 
 def _readers(config: Mapping[str, Any]):
@@ -259,7 +300,7 @@ def _place(config: ConfigDict, carry: sweep.Carry) -> str:
 
 def _progress(config: ConfigDict, carry: sweep.Carry) -> str:
     step = int(carry.rounds[0].step) if carry.rounds else config.steps
-    return f"seeds {int(carry.started)}/{config.seeds} step {step}/{config.steps}"
+    return f"step {step}/{config.steps}, seeds {int(carry.started)}/{config.seeds}"
 
 
 def _since(moment: float) -> float:
@@ -269,29 +310,3 @@ def _since(moment: float) -> float:
 def _say(text: str) -> None:
     if processes.leads():
         print(text, flush=True)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM wait for the next checkpoint; a second one does not.
-
-    While a process waits for another, Python hears of neither.
-
-    Yields:
-      What came. An exception raised wherever the program happens to be could be lost
-      in a library, or leave something half done.
-    """
-    kept: list[int] = []
-
-    def keep(number: int, frame) -> None:
-        del frame
-        kept.append(number)
-        for name in before:
-            signal.signal(name, signal.SIG_DFL)
-
-    before = {name: signal.signal(name, keep) for name in _STOP}
-    try:
-        yield kept
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

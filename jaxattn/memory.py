@@ -42,6 +42,11 @@ def of_device(device: jax.Device) -> int | None:
     """
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("bytes_limit")
+    return of_host()
+
+
+def of_host() -> int:
+    """Bytes that this machine or its container has."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     return min([*found, *_limits()])
 

@@ -104,7 +104,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         )
         entry["log_ratio"] = _log_ratios(of_arm)
         entry["time_scales"] = {
-            name: scales_entry(time_scales(run, row, share))
+            name: scales_entry(time_scales(run, row, share), run.metrics["step"])
             for name, share in SHARES.items()
         }
         if baseline in arms and arm != baseline:
@@ -125,7 +125,8 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
     the first attention and the last; `path_share`, `walk_share` and
     `readout_walk_share`, see `trajectory.TRAITS`; of the train loss, or where sequences
     are fresh and it is of another one each time, of the held-out loss, `loss_rises`, at
-    how many evaluations it was higher than at the one before, and `loss_roughness`,
+    how many evaluations it was higher (by more than rounding) than at the one before,
+    and `loss_roughness`,
     Σ |change| / (first - last), 1 for a loss that never rose.
     """
     finite = run.metrics["diverged_step"] < 0
@@ -138,9 +139,11 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
     loss = np.asarray(run.metrics[same], np.float64)
     change = np.diff(loss, axis=-1)
     fall = loss[..., 0] - loss[..., -1]
-    found["loss_rises"] = (change > 0).sum(axis=-1).astype(float)
+    fell = stats.less(loss[..., -1], loss[..., 0])
+    rose = stats.less(loss[..., :-1], loss[..., 1:])
+    found["loss_rises"] = rose.sum(axis=-1).astype(float)
     found["loss_roughness"] = np.where(
-        fall > 0, np.abs(change).sum(axis=-1) / np.where(fall > 0, fall, 1), np.nan
+        fell, np.abs(change).sum(axis=-1) / np.where(fell, fall, 1), np.nan
     )
     return {name: np.where(finite, values, np.nan) for name, values in found.items()}
 
@@ -194,17 +197,26 @@ def ways(run: Run, row: int) -> dict[str, np.ndarray]:
     }
 
 
-def scales_entry(found: TimeScales) -> dict[str, Any]:
+def scales_entry(found: TimeScales, steps: np.ndarray) -> dict[str, Any]:
     """Medians, and how many times later precision came, with its verdict.
 
-    As it stands in summary.json.
+    The frame, or precision, was first if the intervals of both ratios lie on one side
+    of 1, wherever between two evaluations the times were: see `stats.median_ratio`.
+
+    Args:
+      found: of the seeds of an arm.
+      steps: of the evaluations (E,).
+
+    Returns:
+      As it stands in summary.json.
     """
     entry = {
-        name: stats.median(times)._asdict() for name, times in found._asdict().items()
+        name: stats.median(times, steps)._asdict()
+        for name, times in found._asdict().items()
     }
     ends = []
     for name in ("precision", "root"):
-        ratio = stats.median_ratio(getattr(found, name), found.frame)
+        ratio = stats.median_ratio(getattr(found, name), found.frame, steps)
         entry[f"{name}_over_frame"] = ratio._asdict()
         ends.append(ratio.ci95 or (None, None))
     if entry["precision_over_frame"]["n"] == 0:

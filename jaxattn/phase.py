@@ -199,6 +199,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "first_evaluation": int(run.metrics["step"][1]),
         "complete": True,
         "wall_seconds": wall_seconds,
+        "trained_with": report.trained_with(run),
         "floors": report.floors(run, {name: v[0, 0] for name, v in ends.items()}),
         "grid": config["grid"],
         "arms": arms,
@@ -265,7 +266,9 @@ def _comparisons(
                     for name in METRICS
                 },
                 "steps_to_threshold": report.times_entry(time),
-                "speedup": report.speedup_entry(stats.median_ratio(base_time, time)),
+                "speedup": report.speedup_entry(
+                    stats.median_ratio(base_time, time, run.metrics["step"])
+                ),
             }
         )
     return found
@@ -310,6 +313,7 @@ def terminal(summary: dict[str, Any]) -> str:
         report.claim_block(summary, "Tuned against tuned, paired differences held out")
         or _NO_SGD,
         report.flag_block(summary),
+        report.trained_block(summary),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -337,6 +341,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         f"{len(grid_of['ratio'])} ratios x {len(grid_of['scale'])} scales,"
         f" {summary['seeds']} seeds, {summary['steps']} steps;"
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        *report.trained_section(summary),
         opening(summary),
         "## Tuned against tuned",
         "Mean over seeds ± half a 95 % interval (Student's, widened as scores that were"
@@ -353,7 +358,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         f"Steps to the first evaluation with a held-out KL to Bayes of"
         f" {grid_of['threshold']:g} nats, at the point that was fastest over the other"
         " seeds; speed-up over sgd, tuned likewise. Medians over seeds"
-        f"{report.of_medians(summary)}; a seed that never got there counts as slower"
+        f"{report.of_ratios(summary)}; a seed that never got there counts as slower"
         " than any that did.",
         report.markdown_table(_speed_table(summary)),
     ]
@@ -392,11 +397,7 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
                 title,
                 _point_cell(entry["fastest"]),
                 report.steps_cell(entry["steps_to_threshold"], summary),
-                report.speedup_cell(
-                    entry["steps_to_threshold"], speedups[title], summary
-                )
-                if title in speedups
-                else "",
+                report.speedup_cell(speedups[title]) if title in speedups else "",
             ]
         )
     return rows

@@ -120,16 +120,25 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         "first_evaluation": int(run.metrics["step"][1]),
         "complete": True,
         "wall_seconds": wall_seconds,
+        "trained_with": trained_with(run),
         # The sequences are the same for every arm.
         "floors": floors(run, {n: v[0, :, -1] for n, v in metrics_of(run).items()}),
         "arms": by_arm,
         "baseline": config["baseline"],
         "comparisons": _comparisons(run, final),
-        "claims": _claims(arms, final, task_of(run).shown),
+        "claims": _claims(run, final),
         "looked_at": looked_at(run),
         "observations": observations.of_arms(run),
         "task_note": task_of(run).note,
     }
+
+
+def trained_with(run: Run) -> str:
+    """Versions and device, on which the last bits of a run depend."""
+    versions = run.config.get("versions", {})
+    named = {"jaxattn": "jaxattn", "jax": "jax", "python": "Python"}
+    parts = [f"{text} {versions[n]}" for n, text in named.items() if n in versions]
+    return ", ".join([*parts, f"on {run.config.get('device', {}).get('kind', '?')}"])
 
 
 def stayed_finite(run: Run) -> np.ndarray:
@@ -203,9 +212,10 @@ def beats_bayes(gap: np.ndarray, *, fresh: bool) -> np.ndarray:
         own a good model may be the luckier one; if not, any evaluation does.
 
     Returns:
-      (...) boolean.
+      (...) boolean; by more than rounding.
     """
-    return gap[..., 1:].mean(axis=-1) < 0 if fresh else (gap < 0).any(axis=-1)
+    least = -stats.ROUNDING  # of losses of about a nat
+    return gap[..., 1:].mean(axis=-1) < least if fresh else (gap < least).any(axis=-1)
 
 
 def flags(
@@ -239,7 +249,18 @@ def looked_at(run: Run) -> dict[str, Any]:
     return {"sequence": sequence, "positions": positions}
 
 
-def _claims(arms: Sequence[str], final: dict, shown: str) -> list[dict]:
+def moved(run: Run) -> np.ndarray:
+    """Whether the parameters of each arm changed on any seed: (arm,) boolean.
+
+    As its loss on sequences that are the same at every evaluation tells.
+    """
+    loss = run.metrics["heldout_loss"]
+    return (loss != loss[..., :1]).any(axis=(1, 2))
+
+
+def _claims(run: Run, final: dict) -> list[dict]:
+    arms, shown = run.config["config"]["run_arms"], task_of(run).shown
+    still = {arm for arm, has in zip(arms, moved(run), strict=True) if not has}
     found = []
     for claim in CLAIMS:
         if claim.arm not in arms or claim.baseline not in arms:
@@ -252,6 +273,9 @@ def _claims(arms: Sequence[str], final: dict, shown: str) -> list[dict]:
         row, base = arms.index(claim.arm), arms.index(claim.baseline)
         difference = stats.paired_difference(values[row], values[base])
         found.append(claim_entry(claim, difference))
+        never = [arm for arm in (claim.arm, claim.baseline) if arm in still]
+        if never:  # whoever moves at all would win or lose
+            found[-1] |= {"verdict": "none", "never_moved": never}
     return found
 
 
@@ -304,7 +328,8 @@ def _speedup(
     copy.
     """
     times, base_times = (times_to_baseline(run, metric, r, base) for r in (row, base))
-    return times_entry(times), speedup_entry(stats.median_ratio(base_times, times))
+    speedup = stats.median_ratio(base_times, times, run.metrics["step"])
+    return times_entry(times), speedup_entry(speedup)
 
 
 def times_entry(times: np.ndarray) -> dict[str, Any]:
@@ -318,7 +343,8 @@ def speedup_entry(speedup: stats.Median) -> dict[str, Any]:
     """A speed-up as it stands in summary.json.
 
     `beyond` tells what None stands for at the low end, the median and the high end:
-    "<" slower than any, ">" faster than any, "?" not known.
+    "<" slower than any, ">" faster than any, "?" not known; of a median "≥" says that
+    it is at least so much, see `stats.Median`.
     """
     return {
         "median": speedup.median,
@@ -386,7 +412,7 @@ def times_to_baseline(run: Run, metric: str, row: int, base: int) -> np.ndarray:
       (seed,), inf if it never got there or diverged, NaN without a place.
     """
     finite, curves = stayed_finite(run), run.metrics[metric]
-    learned = finite[base] & (curves[base, :, -1] < curves[base, :, 0])
+    learned = finite[base] & stats.less(curves[base, :, -1], curves[base, :, 0])
     threshold = np.where(learned, curves[base, :, -1], np.nan)
     times = stats.first_reached(run.metrics["step"], curves[row], threshold)
     return np.where(finite[row] | np.isnan(times), times, np.inf)
@@ -451,7 +477,7 @@ def terminal(summary: dict[str, Any]) -> str:
             " half of\nits way, medians",
             text_table(_short_table(summary["observations"])),
         ]
-    blocks.append(flag_block(summary))
+    blocks += [flag_block(summary), trained_block(summary)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -467,6 +493,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         f"# {summary['config']}",
         f"{summary['seeds']} seeds, {summary['steps']} steps;"
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        *trained_section(summary),
         *([summary["task_note"]] if summary["task_note"] else []),
         opening(summary),
         "## Last evaluation",
@@ -488,7 +515,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
             f"Steps to the first evaluation at which an arm was where {baseline} ended"
             " on the same seed, by train loss and by held-out KL to Bayes, and how many"
             f" times fewer they are than {baseline}'s own. Medians over seeds"
-            f"{of_medians(summary)}; a seed that never got there counts as slower than"
+            f"{of_ratios(summary)}; a seed that never got there counts as slower than"
             " any that did.",
             markdown_table(_speed_table(summary)),
             f"Paired difference to {baseline} at the end, mean over seeds ± half a 95 %"
@@ -554,6 +581,18 @@ def flag_block(summary: dict[str, Any]) -> str:
     return "\n".join(["Flags", *lines]) if lines else ""
 
 
+def trained_block(summary: dict[str, Any]) -> str:
+    """What a run was trained with, for a terminal, if its summary says so."""
+    found = summary.get("trained_with")
+    return f"Trained with {found}" if found else ""
+
+
+def trained_section(summary: dict[str, Any]) -> list[str]:
+    """The same for report.md."""
+    block = trained_block(summary)
+    return [f"{block}: other versions round otherwise."] if block else []
+
+
 def flag_section(summary: dict[str, Any]) -> list[str]:
     """The flags of a run, for report.md."""
     lines = flag_lines(summary)
@@ -575,8 +614,8 @@ def claim_section(summary: dict[str, Any]) -> list[str]:
     return [
         "## Claims",
         "Paired difference of arm less baseline, in nats, with 95 % intervals. A"
-        " verdict needs all that are given on one side of 0; each stands alone, so that"
-        " of 20 one may be wrong.",
+        " verdict needs all that are given on one side of 0, by more than the rounding"
+        " of float32; each stands alone, so that of 20 one may be wrong.",
         markdown_table(claim_table(summary)),
     ]
 
@@ -617,8 +656,11 @@ def _observation_sections(summary: dict[str, Any]) -> list[str]:
         " many times as long precision took on the same seed; medians over seeds"
         f"{of_medians(summary)}. Total variation is a distance, while near its end a"
         " divergence falls as the square of one and so has half of it behind it"
-        " earlier: its root is on the same scale. One was first if the 95 % intervals"
-        " of both ratios are on the same side of 1. Both ways end where the run ends."
+        " earlier: its root is on the same scale. Either was there some time after the"
+        " evaluation before the one that found it, and the intervals hold all that this"
+        " leaves open (≤, ≥: by the first evaluation, at any time). One was first if"
+        " the 95 % intervals of both ratios are on the same side of 1. Both ways end"
+        " where the run ends."
         " An arm whose values or whose attention do not move is the control: what it"
         " shows needs no interplay of the two.",
         "Half of the way:",
@@ -718,12 +760,13 @@ def _time_table(found: dict[str, Any], share: str) -> list[list[str]]:
 def median_cell(value: dict[str, Any], *, interval: bool = False) -> str:
     """A median, if asked for with its interval."""
     if value["median"] is None:
-        return "none"
+        return "none" if value["n"] == 0 else "?"
     text = f"{value['median']:.3g}" if interval else f"{value['median']:g}"
+    text = value.get("beyond", ("", "", ""))[1] + text
     if not interval or value["ci95"] is None:
         return text
-    low, high = value["ci95"]
-    return f"{text} [{low:.3g}, {high:.3g}]"
+    low, high = value["ci95"]  # None: settled by the first evaluation, at any time
+    return f"{text} [{low or 0:.3g}, {'∞' if high is None else f'{high:.3g}'}]"
 
 
 def _gate_table(found: dict[str, Any]) -> list[list[str]]:
@@ -789,11 +832,18 @@ def _bold(difference: dict[str, Any]) -> str:
 
 
 def _said(claim: dict[str, Any]) -> str:
+    if _reasons(claim):
+        return f"{claim['claim']} ({', '.join(_reasons(claim))})"
     difference = claim["paired_difference"]
     if difference["mean"] is None:
         return claim["claim"]
     metric = _METRIC_NAMES[claim["metric"]]
     return f"{claim['claim']} ({metric} {mean(difference, '+')})"
+
+
+def _reasons(claim: dict[str, Any]) -> list[str]:
+    """Why there is no verdict, if so."""
+    return [f"{arm} never moved" for arm in claim.get("never_moved", ())]
 
 
 def claim_table(summary: dict[str, Any]) -> list[list[str]]:
@@ -809,7 +859,7 @@ def claim_table(summary: dict[str, Any]) -> list[list[str]]:
                 "none" if difference["mean"] is None else f"{difference['mean']:+.3f}",
                 ends(difference["ci95"]),
                 ends(difference["bootstrap95"]),
-                claim["verdict"],
+                ", ".join([claim["verdict"], *_reasons(claim)]),
             ]
         )
     return rows
@@ -882,7 +932,7 @@ def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
         row = [entry["arm"]]
         for steps_name, speedup_name in names.values():
             steps, speedup = entry[steps_name], entry[speedup_name]
-            row += [steps_cell(steps, summary), speedup_cell(steps, speedup, summary)]
+            row += [steps_cell(steps, summary), speedup_cell(speedup)]
         rows.append(row)
     return rows
 
@@ -895,18 +945,16 @@ def steps_cell(steps: dict[str, Any], summary: dict[str, Any]) -> str:
     return f"{soon}{middle} ({steps['reached']}/{steps['n']})"
 
 
-def speedup_cell(
-    steps: dict[str, Any], speedup: dict[str, Any], summary: dict[str, Any]
-) -> str:
+def speedup_cell(speedup: dict[str, Any]) -> str:
     """A median speed-up with its interval."""
     below, middle, above = speedup["beyond"]
     median = _ratio(speedup["median"], middle)
-    times = median if speedup["median"] is None else f"{median}x"
-    if _at_once(steps, summary) and speedup["median"] is not None:
-        times = f"≥{times}"
+    times = median if speedup["median"] is None else f"{middle}{median}x"
     if speedup["ci95"] is None:
         return times
     low, high = speedup["ci95"]
+    if low is not None and high is None:
+        return f"{times} [{_ratio(low, below)}, ∞]"
     return f"{times} [{_ratio(low, below)}, {_ratio(high, above)}]"
 
 
@@ -969,6 +1017,12 @@ def of_medians(summary: dict[str, Any]) -> str:
     return " [95 %]"
 
 
+def of_ratios(summary: dict[str, Any]) -> str:
+    """The same of medians of times that were read off evaluations, for report.md."""
+    said = " [95 %, over all that the steps between evaluations leave open]"
+    return of_medians(summary) if summary["seeds"] < 6 else said
+
+
 def text_table(rows: list[list[str]]) -> str:
     """Rows of cells as aligned columns, the first row as head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -986,7 +1040,7 @@ def markdown_table(rows: list[list[str]]) -> str:
     """The same in Markdown."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
     return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])

@@ -2,7 +2,9 @@
 
 A directory is either untouched, or holds `checkpoints/` of a run in the middle, or a
 whole finished run: its files are written beside it first and then moved in, with
-summary.json last.
+summary.json last. What cannot be moved in leaves the run that was there as it was.
+Files that are not named here, or in summary.json as figures, are the user's: they are
+never removed.
 """
 
 import contextlib
@@ -11,11 +13,12 @@ import hashlib
 import importlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import tempfile
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +32,19 @@ import jaxattn
 from jaxattn import config as config_lib
 from jaxattn import sweep, transformer
 
-_CHECKPOINT = "*.msgpack"  # a digest and flax's bytes; its name is the steps done
+_CHECKPOINT = re.compile(r"\d+\.msgpack")  # a digest and flax's bytes; the steps done
 _DIGEST = hashlib.sha256
-_WEIGHTS = "weights.msgpack"
+WEIGHTS = "weights.msgpack"
+# What is written, and where more of it is.
+_FILES = (
+    *("config.json", "metrics.json", "metrics.npz", "summary.json", "summary.csv"),
+    *("report.md", "report.html", "report.txt", WEIGHTS, "checkpoints/config.json"),
+)
+_FOLDERS = ("figures", "checkpoints")
+_PICTURES = re.compile(r"[\w.-]+\.(png|gif|pdf)")
+# What a killed run leaves: as `tempfile.mkdtemp` and `_replace` name it.
+_WRITING = re.compile(r"\.writing-[a-z0-9_]{8}")
+_NEW = re.compile(r"\.(\d+\.msgpack|config\.json)\.new")
 # What a run may be resumed with though it was begun with others.
 _ANY = ("device.count", "device.cores", "processes", "git_commit")
 _SNAPSHOT_AXES = {
@@ -43,6 +56,35 @@ _SNAPSHOT_AXES = {
     "target": ["query"],
 }
 _PACKAGES = ("jax", "jaxlib", "optax", "flax", "chex", "numpy")
+
+_NUMBER = (int, float)
+_ESTIMATE = {"mean": (*_NUMBER, type(None)), "ci95": (list, type(None))}
+# What every reader of a file counts on, see `_misfit`; each kind of run has more.
+_SHAPES = {
+    "config.json": {
+        "config": {
+            **{"name": (str,), "steps": (int,), "seeds": (int,), "run_arms": [(str,)]},
+            **{"arms": {...: {}}, "task": {"name": (str,)}},
+        },
+        **{"versions": {...: (str,)}, "device": {}},
+    },
+    "metrics.json": {
+        "axes": {...: [(str,)]},
+        "coordinates": {
+            **{"arm": [(str,)], "seed": [(int,)], "eval": [(int,)]},
+            **{...: (list,)},
+        },
+    },
+    "summary.json": {
+        **{"config": (str,), "steps": (int,), "seeds": (int,)},
+        "wall_seconds": {"compile": _NUMBER, "run": _NUMBER},
+        "arms": {
+            ...: dict.fromkeys(
+                ("train_loss", "heldout_loss", "heldout_kl", "accuracy"), _ESTIMATE
+            )
+        },
+    },
+}
 
 
 class RunError(RuntimeError):
@@ -130,12 +172,16 @@ class Run(NamedTuple):
 
 
 @contextlib.contextmanager
-def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
+def claimed(workdir: Path, config: ConfigDict | None) -> Iterator[None]:
     """Holds a directory for a run of this config; made if it is not there.
 
+    Args:
+      workdir: the directory.
+      config: of the run; None for the one that lies in it.
+
     Raises:
-      RunError: it cannot be written, another run is at work in it, or it holds a run of
-        another config.
+      RunError: it cannot be written, another run is at work in it, it holds a run of
+        another config, or something else where files of a run go.
     """
     made = []
     try:
@@ -160,22 +206,65 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                 f"workdir={str(workdir)!r}: cannot be locked ({reason}); allowed:"
                 " another --workdir, or to wait"
             ) from None
-        _require_same(workdir, config)
-        for left_over in workdir.glob(".writing-*"):
-            shutil.rmtree(left_over)
-        for left_over in workdir.glob("checkpoints/.*.new"):
-            left_over.unlink()
+        with _writing(workdir):
+            _require_places(workdir)
+            for left_over in _matching(workdir, _WRITING):
+                if left_over.is_dir() and not left_over.is_symlink():
+                    _put_back(workdir, left_over)
+            if config is not None:
+                _require_same(workdir, config)
+                drawn(workdir)  # or it says what is wrong
+            for left_over in _matching(workdir / "checkpoints", _NEW):
+                left_over.unlink()
         yield
     finally:
         os.close(handle)
         _remove_empty(made)
 
 
+def _require_places(workdir: Path) -> None:
+    """Raises RunError where something is in the way of what a run will write."""
+    names = [*_FILES]
+    for folder in _FOLDERS:
+        path = workdir / folder
+        if os.path.lexists(path) and not path.is_dir():
+            raise _in_the_way(workdir, folder, "a folder, or nothing")
+        if path.is_dir():
+            with tempfile.TemporaryFile(dir=path):  # or the error says why not
+                pass
+    for folder, pattern in (("figures", _PICTURES), ("checkpoints", _CHECKPOINT)):
+        found = _matching(workdir / folder, pattern)
+        names += [f"{folder}/{path.name}" for path in found]
+    for name in names:
+        if (workdir / name).is_dir():
+            raise _in_the_way(workdir, name, "a file, or nothing")
+
+
+def _in_the_way(workdir: Path, name: str, allowed: str) -> RunError:
+    return RunError(
+        f"workdir={str(workdir)!r}: {workdir / name} is in the way; allowed: {allowed};"
+        " move it, or give another --workdir"
+    )
+
+
+def _matching(folder: Path, pattern: re.Pattern) -> list[Path]:
+    """What is in a folder, if there is one, and has a name of this pattern."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if pattern.fullmatch(path.name))
+
+
+def _checkpoints(workdir: Path) -> list[Path]:
+    """The oldest first."""
+    found = _matching(workdir / "checkpoints", _CHECKPOINT)
+    return sorted(found, key=lambda path: int(path.stem))
+
+
 def _require_same(workdir: Path, config: ConfigDict) -> None:
     """Raises RunError where a directory holds a run that this one would not go on."""
     finished = workdir / "config.json"
     if finished.is_file():
-        differing = _differing(_read_json(finished).get("config", {}), _plain(config))
+        held = _read_json(finished, {"config": {}})["config"]
+        differing = _differing(held, _plain(config))
         if differing:
             raise RunError(
                 f"workdir={str(workdir)!r}: holds a finished run of another config"
@@ -184,7 +273,7 @@ def _require_same(workdir: Path, config: ConfigDict) -> None:
             )
     unfinished = workdir / "checkpoints" / "config.json"
     if unfinished.is_file():
-        differing = _differing(_read_json(unfinished), describe(config))
+        differing = _differing(_read_json(unfinished, {}), describe(config))
         differing = [name for name in differing if name not in _ANY]
         if differing:
             raise RunError(
@@ -215,9 +304,9 @@ def save_checkpoint(
         if not (folder / "config.json").exists():
             text = _as_json(describe(config))
             _replace(folder / "config.json", text.encode())
-        before = sorted(folder.glob(_CHECKPOINT), key=_steps_of)
+        before = _checkpoints(workdir)
         content = serialization.to_bytes({"carry": carry, "seconds": seconds})
-        path = folder / _CHECKPOINT.replace("*", str(steps))
+        path = folder / f"{steps}.msgpack"
         _replace(path, _DIGEST(content).digest() + content)
         for old in [old for old in before if old != path][:-1]:
             old.unlink()
@@ -232,10 +321,10 @@ def read_checkpoint(workdir: Path) -> bytes:
     Raises:
       RunError: it is damaged, or cannot be read.
     """
-    found = (workdir / "checkpoints").glob(_CHECKPOINT)
-    path = max(found, key=_steps_of, default=None)
-    if path is None:
+    found = _checkpoints(workdir)
+    if not found:
         return b""
+    path = found[-1]
     try:
         content = path.read_bytes()
         size = _DIGEST().digest_size
@@ -279,31 +368,89 @@ def resumed(program: sweep.Sweep, content: bytes) -> tuple[sweep.Carry, float]:
 
 def remove_checkpoints(workdir: Path) -> None:
     """Forgets a run in the middle, once it is finished."""
-    shutil.rmtree(workdir / "checkpoints", ignore_errors=True)
+    folder = workdir / "checkpoints"
+    left_over = [folder / "config.json", *_matching(folder, _NEW)]
+    for path in (*_checkpoints(workdir), *left_over):
+        with contextlib.suppress(OSError):  # the run is whole without
+            path.unlink()
+    _remove_empty([folder])
 
 
 @contextlib.contextmanager
-def staged(workdir: Path) -> Iterator[Path]:
+def staged(workdir: Path, *, instead_of: Iterable[str] = ()) -> Iterator[Path]:
     """A folder to write a finished run into; moved into `workdir` if all went well.
 
+    Args:
+      workdir: claimed.
+      instead_of: names of files in it, of an earlier run or drawing, that go if they
+        are not written anew.
+
     Yields:
-      An empty folder. Each of its files replaces its namesake at once; summary.json,
-      which says that the run is whole, comes last.
+      An empty folder. Its files replace their namesakes, one after another; meanwhile
+      there is no summary.json, which says that the run is whole, and comes last.
 
     Raises:
-      RunError: it cannot be written; what was there is as it was.
+      RunError: it cannot be written or moved in; what was there is as it was. After a
+        kill in the middle, `claimed` puts it back.
     """
-    with _writing(workdir), contextlib.ExitStack() as stack:
-        stage = Path(tempfile.mkdtemp(prefix=".writing-", dir=workdir))
-        stack.callback(shutil.rmtree, stage)
-        yield stage
-        files = [path for path in stage.rglob("*") if path.is_file()]
-        # From here until the new one is in place the directory is not whole.
-        (workdir / "summary.json").unlink(missing_ok=True)
-        for path in sorted(files, key=lambda path: path.name == "summary.json"):
-            target = workdir / path.relative_to(stage)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(path, target)
+    with _writing(workdir):
+        folder = Path(tempfile.mkdtemp(prefix=".writing-", dir=workdir))
+        stage = folder / "new"
+        try:
+            stage.mkdir()
+            yield stage
+            _move_in(workdir, folder, instead_of)
+        finally:
+            _put_back(workdir, folder)
+
+
+def _move_in(workdir: Path, folder: Path, instead_of: Iterable[str]) -> None:
+    """Moves in what is in new/; what that replaces lies in old/ until all is in.
+
+    Args:
+      workdir: to move into.
+      folder: of `staged`, in it. Its names.json says what is moved in.
+      instead_of: see `staged`.
+    """
+    new, old = folder / "new", folder / "old"
+    names = sorted(_files(new), key=lambda name: (name == "summary.json", name))
+    going = dict.fromkeys(["summary.json", *names, *instead_of])
+    going = [n for n in going if os.path.lexists(workdir / n)]
+    for name in going:
+        if (workdir / name).is_dir():
+            raise _in_the_way(workdir, name, "a file, or nothing")
+    _replace(folder / "names.json", _as_json(names).encode())
+    old.mkdir()
+    for path in (*(old / n for n in going), *(workdir / n for n in names)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for name in going:
+        os.replace(workdir / name, old / name)
+    for name in names:
+        os.replace(new / name, workdir / name)
+    os.replace(old, folder / "replaced")  # from here there is nothing to put back
+
+
+def _put_back(workdir: Path, folder: Path) -> None:
+    """Undoes a `_move_in` that did not come to its end, and removes its folder.
+
+    Each file is moved back, so that this may itself be broken off and done again.
+    """
+    new, old = folder / "new", folder / "old"
+    if old.is_dir():
+        for name in _read_json(folder / "names.json", [(str,)]):
+            if not (new / name).exists() and (workdir / name).exists():
+                os.replace(workdir / name, new / name)
+        for name in sorted(_files(old), key=lambda name: name == "summary.json"):
+            os.replace(old / name, workdir / name)
+        os.replace(old, folder / "replaced")
+    # Whoever was left behind may still write here: the next claim removes what stays.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[str]:
+    """Names of all files in it, however deep."""
+    found = folder.rglob("*")
+    return [str(p.relative_to(folder)) for p in found if p.is_symlink() or p.is_file()]
 
 
 def write_metrics(folder: Path, config: ConfigDict, result: sweep.Result) -> Run:
@@ -358,12 +505,7 @@ def write_weights(folder: Path, result: sweep.Result) -> None:
     """
     if result.kept.weights:
         content = serialization.to_bytes(result.kept.weights)
-        (folder / _WEIGHTS).write_bytes(content)
-
-
-def remove_weights(workdir: Path) -> None:
-    """Forgets the weights of an earlier run of the same config."""
-    (workdir / _WEIGHTS).unlink(missing_ok=True)
+        (folder / WEIGHTS).write_bytes(content)
 
 
 def load_weights(path: Path | str, arm: str, seed: int) -> transformer.Params:
@@ -382,19 +524,70 @@ def load_weights(path: Path | str, arm: str, seed: int) -> transformer.Params:
     run.select("diverged_step", arm=arm, seed=seed)  # or it says what there is
     place = list(map(str, run.axes["coordinates"]["seed"])).index(str(seed))
     try:
-        found = serialization.msgpack_restore((path / _WEIGHTS).read_bytes())[arm]
+        found = serialization.msgpack_restore((path / WEIGHTS).read_bytes())[arm]
         own = jax.tree.map(lambda leaf: leaf[place], found)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(
-            f"run={str(path)!r}: its {_WEIGHTS} cannot be read ({error!r}); allowed: a"
+            f"run={str(path)!r}: its {WEIGHTS} cannot be read ({error!r}); allowed: a"
             " run that was trained with --weights"
         ) from None
-    config = ConfigDict(run.config["config"])
-    structure = config_lib.structure(config.arms[arm])
+    with explained(run):
+        config = ConfigDict(run.config["config"])
+        structure = config_lib.structure(config.arms[arm])
+        architecture = config_lib.architecture(config, structure)
     try:
-        return transformer.restored(config_lib.architecture(config, structure), own)
+        return transformer.restored(architecture, own)
     except transformer.ParamsError as error:
         raise RunError(f"run={str(path)!r}, arm={arm!r}: {error}") from None
+
+
+def drawn(workdir: Path) -> list[str] | None:
+    """The figures that summary.json lists as drawn; what else is there is the user's.
+
+    None for a run of before they were listed.
+
+    Args:
+      workdir: claimed.
+
+    Raises:
+      RunError: the list is damaged.
+    """
+    path = workdir / "summary.json"
+    if not os.path.lexists(path):
+        return []
+    names = _read_json(path, {}).get("figures")
+    wrong = names is not None and _misfit(names, [(str,)], "figures")
+    if not wrong and names and not all(map(_PICTURES.fullmatch, names)):
+        wrong = "figures has other names than of pictures"
+    if wrong:
+        raise RunError(
+            f"workdir={str(workdir)!r}: its summary.json is not of a run ({wrong});"
+            " allowed: to remove the list from it"
+        )
+    return names
+
+
+def require_ours(workdir: Path, stage: Path, ours: list[str] | None) -> list[str]:
+    """The figures in a stage, none of which may take the place of a user's file.
+
+    Args:
+      workdir: claimed.
+      stage: from `staged`.
+      ours: from `drawn`.
+
+    Raises:
+      RunError: one would.
+    """
+    new = [path.name for path in _matching(stage / "figures", _PICTURES)]
+    for name in new:
+        path = workdir / "figures" / name
+        if ours is not None and name not in ours and os.path.lexists(path):
+            raise RunError(
+                f"workdir={str(workdir)!r}: {path} is not one that was drawn here, and"
+                " is not replaced; allowed: to move it, and draw with"
+                " scripts/figures.py"
+            )
+    return new
 
 
 def write_config(folder: Path, config: ConfigDict) -> None:
@@ -416,24 +609,89 @@ def load(path: Path | str) -> Run:
     """Reads a run directory, without pickle.
 
     Raises:
-      RunError: it is not one.
+      RunError: it is not one, or its files are damaged or of different runs.
     """
     path = Path(path)
     try:
-        config = json.loads((path / "config.json").read_text())
-        axes = json.loads((path / "metrics.json").read_text())
-        with np.load(path / "metrics.npz", allow_pickle=False) as file:
-            metrics = dict(file)
-        summary_path = path / "summary.json"
-        summary = (
-            json.loads(summary_path.read_text()) if summary_path.exists() else None
-        )
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        with (
+            (path / "metrics.npz").open("rb") as content,  # NumPy leaves it open
+            np.load(content, allow_pickle=False) as file,
+        ):
+            metrics = {name: np.asarray(file[name]) for name in file.files}
+    except Exception as error:  # whatever zipfile, zlib and NumPy make of any bytes
         raise RunError(
-            f"run={str(path)!r}: not a run directory ({error}); allowed: one with"
-            " config.json, metrics.json and metrics.npz"
+            f"run={str(path)!r}: not a run directory ({_cause(error)}); allowed: one"
+            " with config.json, metrics.json and metrics.npz"
         ) from None
+    config, axes = (
+        _read_json(path / name, _SHAPES[name], "run")
+        for name in ("config.json", "metrics.json")
+    )
+    wrong = _unlike(config["config"], axes, metrics)
+    if wrong:
+        raise RunError(
+            f"run={str(path)!r}: its files are of different runs ({wrong}); allowed: to"
+            " run the command that made it again"
+        )
+    summary_path, summary = path / "summary.json", None
+    if os.path.lexists(summary_path):
+        summary = _read_json(summary_path, _SHAPES["summary.json"], "run")
     return Run(path, config, axes, metrics, summary)
+
+
+def _cause(error: Exception) -> str:
+    """In one line."""
+    text = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _unlike(config: dict, axes: dict, metrics: dict[str, np.ndarray]) -> str:
+    """In what the files of a run do not fit together; empty if they do."""
+    named, coordinates = axes["axes"], axes["coordinates"]
+    odd = sorted(named.keys() ^ metrics.keys())
+    for name in named.keys() & metrics.keys():
+        sizes = dict(zip(named[name], metrics[name].shape, strict=False))
+        known = {a: len(coordinates.get(a, range(n))) for a, n in sizes.items()}
+        if metrics[name].ndim != len(named[name]) or known != sizes:
+            odd.append(name)
+    if odd:
+        return f"metrics.npz and metrics.json differ in {', '.join(odd[:3])}"
+    of_config = config["run_arms"], config["seeds"], config["steps"]
+    of_metrics = coordinates["arm"], len(coordinates["seed"]), coordinates["eval"][-1:]
+    for name, held, found in zip(
+        ("run_arms", "seeds", "steps"), of_config, of_metrics, strict=True
+    ):
+        if found != ([held] if name == "steps" else held):
+            return f"config.json and metrics.json differ in {name}"
+    return ""
+
+
+@contextlib.contextmanager
+def explained(run: Run) -> Iterator[None]:
+    """Blames the config of a run for what fails, if it is not one that can run.
+
+    Raises:
+      RunError: so it is; names the field.
+    """
+    try:
+        yield
+    except Exception:
+        try:
+            config_lib.check(ConfigDict(_with_tuples(run.config["config"])))
+        except (config_lib.ConfigError, ValueError, TypeError) as error:
+            raise RunError(
+                f"run={str(run.path)!r}: its config.json cannot be of a run"
+                f" ({_cause(error)}); allowed: to put it right, or to run the command"
+                " that made it again"
+            ) from None
+        raise
+
+
+def _with_tuples(content: Any) -> Any:
+    """As it was before JSON made lists of tuples."""
+    if isinstance(content, dict):
+        return {name: _with_tuples(inner) for name, inner in content.items()}
+    return tuple(map(_with_tuples, content)) if isinstance(content, list) else content
 
 
 def load_finished(path: Path | str) -> Run:
@@ -456,7 +714,10 @@ def describe(config: ConfigDict) -> dict[str, Any]:
     devices = jax.devices()
     return {
         "config": _plain(config),
-        "versions": {"jaxattn": jaxattn.__version__}
+        "versions": {
+            "python": platform.python_version(),
+            "jaxattn": jaxattn.__version__,
+        }
         | {name: metadata.version(name) for name in _PACKAGES},
         "device": {
             "kind": devices[0].device_kind,
@@ -475,17 +736,49 @@ def _plain(config: ConfigDict) -> dict[str, Any]:
     return json.loads(json.dumps(config.to_dict()))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, shape: Any, what: str = "workdir") -> Any:
+    """What is in a file, if it is of this shape, see `_misfit`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
+        content = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
+        wrong = _misfit(content, shape)
+    except FileNotFoundError as error:
+        wrong = f"not a run directory: {error.strerror}"
+    except (ValueError, RecursionError, OSError) as error:
+        wrong = _cause(error)
+    if wrong:
         raise RunError(
-            f"workdir={str(path.parent)!r}: its {path.name} is not of a run; allowed:"
-            " another --workdir, or to remove the file first"
+            f"{what}={str(path.parent)!r}: its {path.name} is not of a run ({wrong});"
+            f" allowed: another {what}, or to remove the file and run again"
         )
     return content
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _misfit(value: Any, shape: Any, name: str = "it") -> str:
+    """What of a value has another shape; empty if nothing has.
+
+    Args:
+      value: read from JSON.
+      shape: {"name": shape of it, ...: shape of all others}, [shape of each], or types.
+      name: of the value, for the answer.
+    """
+    kind = type(shape) if isinstance(shape, dict | list) else None
+    if type(value) not in ([kind] if kind else shape):
+        return f"{name} is a {type(value).__name__}"
+    inner: list[tuple[str, Any, Any]] = []
+    if kind is list:
+        inner = [(f"{name}[{n}]", v, shape[0]) for n, v in enumerate(value)]
+    elif kind is dict:
+        missing = [key for key in shape if key is not ... and key not in value]
+        if missing:
+            return f"{name} has no {missing[0]!r}"
+        wanted = {key: shape.get(key, shape.get(...)) for key in value}
+        inner = [(key, value[key], of) for key, of in wanted.items() if of is not None]
+    found = (_misfit(v, of, key) for key, v, of in inner)
+    return next(filter(None, found), "")
 
 
 def _remove_empty(folders: list[Path]) -> None:
@@ -504,10 +797,6 @@ def _differing(held: dict, wanted: dict, prefix: str = "") -> list[str]:
         elif old != new:
             names.append(f"{prefix}{key}")
     return names
-
-
-def _steps_of(checkpoint: Path) -> int:
-    return int(checkpoint.stem)
 
 
 @contextlib.contextmanager

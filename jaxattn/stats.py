@@ -2,13 +2,21 @@
 
 Intervals are at 95 %. What cannot be known from the seeds at hand (an interval from one
 seed, a median beyond the end of the run) is None, never a number.
+
+What is told of seeds must not hang on the last bits of their numbers, which another
+version of a library changes. So a sign is one only beyond `ROUNDING`, and of a time
+that is read off evaluations no more is known than between which two it lies.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats as scipy_stats
+
+# Of the larger of two numbers: up to here they may differ by how float32 is rounded.
+ROUNDING = 16 * float(np.finfo(np.float32).eps)
 
 _AT_ONCE = 2**21  # numbers of a bootstrap's resamples: 16 MiB
 
@@ -31,19 +39,30 @@ class Difference(NamedTuple):
     # BCa: no shape assumed, narrow for few; None where seeds hang together.
     bootstrap95: tuple[float, float] | None
     n: int
+    rounding: float = 0.0  # up to here it may be that of the numbers it is between
 
 
 class Median(NamedTuple):
     """A median over seeds; None where it depends on a seed that was not seen.
 
     `beyond` says of the interval's low end, the median and the high end on which side
-    of all that was seen they lie: "<", ">", "?" if that is not known, or "".
+    of all that was seen they lie: "<", ">", "?" if that is not known, or "". A median
+    that is there may be marked "≤" or "≥": it is a bound, since what happened by the
+    first evaluation may have happened at any time before.
     """
 
     median: float | None
     ci95: tuple[float | None, float | None] | None
     n: int
     beyond: tuple[str, str, str] = ("", "", "")
+
+
+def less(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Whether values are below others (...) by more than rounding; False for NaN."""
+    values, others = (np.asarray(v, np.float64) for v in (values, others))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        size = np.maximum(np.abs(values), np.abs(others))
+        return others - values > ROUNDING * np.where(np.isfinite(size), size, 0)
 
 
 def estimate(values: np.ndarray) -> Estimate:
@@ -80,9 +99,18 @@ def paired_difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
     Returns:
       Difference, see `estimate` and `bootstrap`.
     """
-    differences = np.asarray(values, np.float64) - np.asarray(baseline, np.float64)
+    differences, rounding = _differences(values, baseline)
     mean, std, ci95, n = estimate(differences)
-    return Difference(mean, std, ci95, bootstrap(differences), n)
+    return Difference(mean, std, ci95, bootstrap(differences), n, rounding)
+
+
+def _differences(values: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, float]:
+    """Value - baseline of each seed, and how much of it may be rounding."""
+    both = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (values, baseline)))
+    differences = both[0] - both[1]
+    known = np.isfinite(differences)
+    sizes = np.abs(both)[:, known]
+    return differences, ROUNDING * float(sizes.max(initial=0))
 
 
 def bootstrap(values: np.ndarray) -> tuple[float, float] | None:
@@ -122,12 +150,17 @@ def bootstrap(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def sign(difference: Difference) -> int:
-    """-1 or 1 where its intervals lie on that side of 0, else 0: not decided."""
+    """-1 or 1 where its intervals lie on that side of 0, else 0: not decided.
+
+    On that side by more than rounding, or two arms that are one and the same would
+    differ by their last bits.
+    """
     intervals = [i for i in (difference.ci95, difference.bootstrap95) if i is not None]
     if not intervals:
         return 0
     lows, highs = zip(*intervals, strict=True)
-    return int(min(lows) > 0) - int(max(highs) < 0)
+    least = difference.rounding
+    return int(min(lows) > least) - int(max(highs) < -least)
 
 
 def cross_fitted(values: np.ndarray) -> Estimate:
@@ -158,15 +191,17 @@ def cross_fitted(values: np.ndarray) -> Estimate:
 
 def cross_fitted_difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
     """Mean of value - baseline over the seeds that have both, see `cross_fitted`."""
-    differences = np.asarray(values, np.float64) - np.asarray(baseline, np.float64)
+    differences, rounding = _differences(values, baseline)
     mean, std, ci95, n = cross_fitted(differences)
-    return Difference(mean, std, ci95, None, n)
+    return Difference(mean, std, ci95, None, n, rounding)
 
 
 def first_reached(
     steps: np.ndarray, curves: np.ndarray, threshold: np.ndarray
 ) -> np.ndarray:
     """First evaluation after step 0 at which each seed is at or below its threshold.
+
+    Above it by rounding is at it.
 
     Args:
       steps: of the evaluations (E,), the first being 0.
@@ -175,9 +210,11 @@ def first_reached(
 
     Returns:
       (n,) float64; inf for a seed that did not get there within the run (censored),
-      NaN for one whose threshold is not finite.
+      NaN for one whose threshold is not finite. It got there after the evaluation
+      before, see `before`.
     """
-    reached = np.asarray(curves)[:, 1:] <= np.asarray(threshold)[:, None]
+    later = np.asarray(curves)[:, 1:]
+    reached = ~np.isnan(later) & ~less(np.asarray(threshold)[:, None], later)
     first = np.asarray(steps, np.float64)[1:][np.argmax(reached, axis=1)]
     first = np.where(reached.any(axis=1), first, np.inf)
     return np.where(np.isfinite(threshold), first, np.nan)
@@ -194,17 +231,36 @@ def settled(steps: np.ndarray, curves: np.ndarray, share: float) -> np.ndarray:
       share: of the way from the first to the last value, such as 0.9.
 
     Returns:
-      (n,) float64; NaN for a seed that ended no lower than it began, or was not finite.
-      The end is that of the run, whether or not the curve would have gone on.
+      (n,) float64; NaN for a seed that ended no lower than it began, but for rounding,
+      or was not finite. The end is that of the run, whether or not the curve would have
+      gone on. It settled after the evaluation before, see `before`.
     """
     curves = np.asarray(curves, np.float64)
     way = curves[:, :1] - curves[:, -1:]
-    known = np.isfinite(curves).all(axis=1) & (way[:, 0] > 0)
+    known = np.isfinite(curves).all(axis=1) & less(curves[:, -1], curves[:, 0])
     far = np.abs(curves - curves[:, -1:]) > (1 - share) * way
     # The one behind the last that is far; the end itself never is.
     last = curves.shape[1] - 1 - np.argmax(far[:, ::-1], axis=1)
     place = np.minimum(last + 1, curves.shape[1] - 1)
     return np.where(known, np.asarray(steps, np.float64)[place], np.nan)
+
+
+def before(steps: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """The evaluations before those at which something was seen to have happened.
+
+    t_e-1 where t = t_e: it happened in (t_e-1, t_e]
+
+    Args:
+      steps: of the evaluations t_0 < ... (E,), the first being 0.
+      times: t (...), of `first_reached` or `settled`.
+
+    Returns:
+      (...), 0 before the first evaluation that was asked, where nothing more is known
+      than that it was by then (left-censored); inf and NaN as they are.
+    """
+    place = np.searchsorted(steps, times) - 1
+    earlier = np.asarray(steps, np.float64)[np.maximum(place, 0)]
+    return np.where(np.isfinite(times), earlier, times)
 
 
 def arrived(steps: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -233,7 +289,7 @@ def arrived(steps: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
     return counts / len(times), low, high
 
 
-def median(values: np.ndarray) -> Median:
+def median(values: np.ndarray, steps: np.ndarray | None = None) -> Median:
     """Median over seeds with the sign test's interval, right under censoring.
 
     Both use the order of the values alone, so a seed that never arrived (inf as a time,
@@ -243,6 +299,8 @@ def median(values: np.ndarray) -> Median:
     Args:
       values: one per seed (n,), times or speed-ups; inf and 0 are censored; NaN is left
         out, and n says so.
+      steps: of the evaluations (E,), if the values are times that were read off them,
+        see `before`: the interval then holds all that they may have been.
 
     Returns:
       Median; an end of the interval is None where it is censored.
@@ -251,38 +309,77 @@ def median(values: np.ndarray) -> Median:
     scipy.stats.quantile_test.
     """
     values = np.asarray(values, np.float64)
-    return _bracket(values[~np.isnan(values)], values[~np.isnan(values)])
+    values = values[~np.isnan(values)]
+    least = values if steps is None else before(steps, values)
+    return _bracket((values, values), (least, values))
 
 
-def median_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Median:
+def median_ratio(
+    numerator: np.ndarray, denominator: np.ndarray, steps: np.ndarray | None = None
+) -> Median:
     """Median over seeds of a ratio of two times, either of which may be censored.
 
     Where both are, the ratio is anything. Such a seed is counted once as the least and
     once as the greatest, and what then differs is not known.
 
+    Times s and t that were read off evaluations lie in (s⁻, s] and (t⁻, t], s⁻ and t⁻
+    the evaluations `before`, so that the ratio lies between s⁻ / t and s / t⁻ (0 or
+    infinity if one is the first, left-censored). The interval is from an order
+    statistic of the least to one of the greatest of these: it is on one side of 1 only
+    if it is there wherever between their evaluations the times lie. The median is that
+    of s / t.
+
     Args:
-      numerator: one per seed (n,), inf if censored; NaN is left out, and n says so.
-      denominator: likewise.
+      numerator: s, one per seed (n,), inf if censored; NaN is left out, and n says so.
+      denominator: t, likewise.
+      steps: of the evaluations (E,), if the times were read off them.
 
     Returns:
       Median, see `median`.
     """
     numerator, denominator = np.broadcast_arrays(numerator, denominator)
     known = ~(np.isnan(numerator) | np.isnan(denominator))
-    numerator, denominator = numerator[known], denominator[known]
-    both = np.isinf(numerator) & np.isinf(denominator)
-    ratio = numerator / np.where(both, 1, denominator)
-    return _bracket(np.where(both, 0, ratio), np.where(both, np.inf, ratio))
+    above, below = numerator[known], denominator[known]
+    before_above, before_below = above, below
+    if steps is not None:
+        before_above, before_below = before(steps, above), before(steps, below)
+    seen = (_ratio(above, below, 0), _ratio(above, below, np.inf))
+    within = (_ratio(before_above, below, 0), _ratio(above, before_below, np.inf))
+    return _bracket(seen, within)
 
 
-def _bracket(least: np.ndarray, greatest: np.ndarray) -> Median:
-    """Median and interval of values that lie somewhere between two, seed by seed."""
-    least, greatest = np.sort(least), np.sort(greatest)
-    n = len(least)
+def _ratio(above: np.ndarray, below: np.ndarray, if_unknown: float) -> np.ndarray:
+    """Ratios of times (n,) of which either may be infinite, or the lower one 0."""
+    unknown = np.isinf(above) & np.isinf(below)
+    known = ~unknown & (below > 0)
+    return np.where(
+        unknown,
+        if_unknown,
+        np.where(known, above / np.where(known, below, 1), np.inf),
+    )
+
+
+_Range = tuple[np.ndarray, np.ndarray]  # least and greatest, of each seed
+
+
+def _bracket(seen: _Range, within: _Range) -> Median:
+    """Median and interval of values that lie somewhere between two, seed by seed.
+
+    Args:
+      seen: what the median is of.
+      within: what the interval is of.
+    """
+    n = len(seen[0])
     if n == 0:
         return Median(None, None, 0, ("", "?", ""))
     middle = slice((n - 1) // 2, n // 2 + 1)
-    centre, beyond = _seen([*least[middle], *greatest[middle]])
+    centre, beyond = _seen(np.concatenate([np.sort(ends)[middle] for ends in seen]))
+    least, greatest = map(np.sort, within)
+    if centre is not None:
+        lower, upper = least[middle].min() == 0, greatest[middle].max() == np.inf
+        beyond = {(True, False): "≤", (False, True): "≥"}.get((lower, upper), "")
+        if lower and upper:
+            centre, beyond = None, "?"
     ranks = _median_ranks(n)
     if ranks is None:
         return Median(centre, None, n, ("", beyond, ""))
@@ -298,7 +395,7 @@ def _median_ranks(n: int) -> tuple[int, int] | None:
     return None if np.isnan(ends).any() else (int(ends.low), int(ends.high))
 
 
-def _seen(values: list[float]) -> tuple[float | None, str]:
+def _seen(values: Sequence[float]) -> tuple[float | None, str]:
     """The middle of values, None if any is censored, and on which side it then lies."""
     if all(0 < value < np.inf for value in values):
         return (float(min(values)) + float(max(values))) / 2, ""

@@ -6,6 +6,7 @@ Random numbers derive from one root key, folded with the seed's id and the name 
 stream, so that a seed's numbers never depend on which other seeds or arms run.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +23,16 @@ from jaxattn import config as config_lib
 from jaxattn import memory, one_head, processes, schedules, trajectory, wind_tunnel
 from jaxattn.tasks import catalogue
 from jaxattn.tasks.base import Batch, Task
+
+# Of the memory of a machine, that a run may use beside what trains.
+_HOST_SHARE = 0.5
+# How often what is kept is there at once: in parts, joined, sorted and written.
+_KEPT_COPIES = 4
+_FEWER = {
+    "eval_every": "a larger one, or fewer steps, seeds or arms",
+    "snapshot_length": "a smaller one, or fewer snapshots, snapshot_seeds or arms",
+    "task.length": "a smaller one, or fewer snapshots, snapshot_seeds or arms",
+}
 
 _STREAMS = ("init", "data", "eval", "dropout", "embedding", "walk")
 
@@ -137,6 +148,11 @@ def evaluation_steps(config: ConfigDict) -> np.ndarray:
     return np.append(np.arange(0, config.steps, config.eval_every), config.steps)
 
 
+def evaluation_count(config: ConfigDict) -> int:
+    """How many there are, without listing them."""
+    return -(-config.steps // config.eval_every) + 1
+
+
 def points(config: ConfigDict) -> Points | None:
     """The grid's points in order, the scale fastest; None without a grid."""
     if "grid" not in config:
@@ -175,18 +191,26 @@ def plan(
       Plan, with as many slots in every process.
 
     Raises:
-      ConfigError: there is not enough memory.
+      ConfigError: there is not enough memory, of devices or beside them.
     """
-    seed_bytes = _seed_bytes(config)
-    on_cpu = devices[0].platform == "cpu"
+    if not 0 <= memory_share <= 1:  # also of NaN
+        raise config_lib.ConfigError(
+            f"memory_share={memory_share!r}: allowed: a number from 0 to 1"
+        )
+    neighbours = processes.neighbours()
+    room = int(_HOST_SHARE * memory.of_host()) // neighbours
+    room = int(processes.gather(np.array([room])).min())  # or one alone would stop
     device_bytes = memory.of_device(devices[0])
+    most = math.inf if device_bytes is None else int(memory_share * device_bytes)
+    seed_bytes = _seed_bytes(config, room, most)
+    on_cpu = devices[0].platform == "cpu"
     here = -(-config.seeds // jax.process_count())
     count = min(len(devices), here)
-    share_it = count * processes.neighbours() if on_cpu else 1
+    share_it = count * neighbours if on_cpu else 1
     if device_bytes is None:
         fit = here if together else 1  # on each device, at once
     else:
-        fit = int(memory_share * device_bytes) // share_it // seed_bytes
+        fit = most // share_it // seed_bytes
     if together == 0 and on_cpu:
         together = 1
     elif together == 0:  # in as few rounds as can be, all of about one size
@@ -199,12 +223,18 @@ def plan(
         raise config_lib.ConfigError(
             f"memory_share={memory_share:g}: {together} seeds of"
             f" {seed_bytes / 2**30:.3g} GiB do not fit; allowed: a larger share, fewer"
-            " seeds together, or a smaller task"
+            " seeds together, a smaller task or, with diagnostics, a larger eval_every"
         )
     return Plan(tuple(devices[:count]), together, workers, seed_bytes, device_bytes)
 
 
-def build(config: ConfigDict, plan: Plan, *, keep_weights: bool = False) -> Sweep:
+def build(
+    config: ConfigDict,
+    plan: Plan,
+    *,
+    keep_weights: bool = False,
+    breakable: Callable = contextlib.nullcontext,
+) -> Sweep:
     """Compiles the programs.
 
     Rates, step numbers, ids and states are arguments of the programs, so arms that
@@ -214,6 +244,8 @@ def build(config: ConfigDict, plan: Plan, *, keep_weights: bool = False) -> Swee
       config: checked, see `config.check`.
       plan: from `plan`.
       keep_weights: also what each arm ends with is kept.
+      breakable: a context around the wait for the compiler; what it raises leaves that
+        at work.
     """
     problem, states = _shapes(config)
     programs = _programs(config, problem, states)
@@ -221,9 +253,13 @@ def build(config: ConfigDict, plan: Plan, *, keep_weights: bool = False) -> Swee
         name: _lower_one(*program) if name[0] == "picture" else _lower(plan, *program)
         for name, program in programs.items()
     }
-    with ThreadPoolExecutor() as pool:  # XLA compiles outside Python's lock
-        ready = pool.map(lambda program: program.compile(), lowered.values())
-        compiled = dict(zip(lowered, ready, strict=True))
+    pool = ThreadPoolExecutor()  # XLA compiles outside Python's lock
+    try:
+        with breakable():
+            ready = pool.map(lambda program: program.compile(), lowered.values())
+            compiled = dict(zip(lowered, ready, strict=True))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
     workers = ThreadPoolExecutor(plan.workers)
 
@@ -572,7 +608,7 @@ def snapshot_indices(config: ConfigDict) -> list[int]:
     """
     if not config.get("snapshot_seeds"):
         return []
-    last = len(evaluation_steps(config)) - 1
+    last = evaluation_count(config) - 1
     return (
         np.unique(np.linspace(0, last, config.snapshots).round()).astype(int).tolist()
     )
@@ -581,7 +617,7 @@ def snapshot_indices(config: ConfigDict) -> list[int]:
 def _nothing_kept(sweep: Sweep, seeds: np.ndarray) -> Kept:
     config = sweep.config
     of_seed = (len(config.run_arms), *_over_points(config), len(seeds))
-    count = len(evaluation_steps(config))
+    count = evaluation_count(config)
     curves, traits = {n: (count, *rest) for n, rest in sweep.curves.items()}, {}
     if sweep.seen is not None:
         curves |= sweep.seen.curves
@@ -886,18 +922,83 @@ def _at_every_point(config: ConfigDict, tree, axis: int = 0):
 # --- where seeds run
 
 
-def _seed_bytes(config: ConfigDict) -> int:
-    """What a seed needs at most: problem and states, and what a program works on."""
+def _seed_bytes(config: ConfigDict, room: int, most: float) -> int:
+    """What a seed needs at most: problem and states, and what a program works on.
+
+    Args:
+      config: checked.
+      room: bytes of the machine for what is kept of all seeds.
+      most: bytes that it may need; what is more than that may be more still.
+
+    Raises:
+      ConfigError: that does not fit; before anything is made that would not.
+    """
+    _require_mask(config, room)
     problem, states = _shapes(config)
-    traced = [
-        jax.make_jaxpr(function)(shared, *own)
-        for function, shared, *own in _programs(config, problem, states).values()
-    ]
-    held = [problem, *(states[_structure(config, arm)] for arm in config.run_arms)]
+    of_arms = [states[_structure(config, arm)] for arm in config.run_arms]
+    held = memory.size([problem, *of_arms])
+    if held > most:  # tracing would take its time
+        return held
     if _subject(config).looks(config) or snapshot_indices(config):
-        of_arms = [_trail_shapes(config, states, arm) for arm in config.run_arms]
-        held += of_arms * len(evaluation_steps(config))
-    return sum(map(memory.size, held)) + max(map(memory.peak, traced))
+        trails = [_trail_shapes(config, states, arm) for arm in config.run_arms]
+        held += memory.size(trails) * evaluation_count(config)
+    programs = _programs(config, problem, states)
+    traced: dict[tuple, Any] = {}
+
+    def trace(kind: str) -> int:
+        """Bytes of what programs of a kind find of a seed and all arms."""
+        for name, (function, shared, *own) in programs.items():
+            if name[0] == kind:
+                traced[name] = jax.make_jaxpr(function)(shared, *own)
+        found = [traced.get((kind, _reading(config, arm))) for arm in config.run_arms]
+        return sum(memory.size(program.out_avals) for program in found if program)
+
+    evaluations = trace("evaluate") * evaluation_count(config) * config.seeds
+    _require_kept(config, "eval_every", evaluations, room)
+    if held > most:
+        return held
+    if _subject(config).looks(config):
+        length = catalogue.TASKS[config.task.name].positions(config.task)
+        if evaluation_count(config) * length >= 2**31:  # more than XLA can count
+            raise config_lib.ConfigError(
+                f"eval_every={config.eval_every!r}: {evaluation_count(config)}"
+                f" evaluations of {length} positions are too many to look back at;"
+                " allowed: a larger eval_every, or no diagnostics"
+            )
+    pictures = trace("picture") * len(config.get("snapshot_seeds", ()))
+    everywhere = not catalogue.TASKS[config.task.name].causal
+    length_field = "task.length" if everywhere else "snapshot_length"
+    _require_kept(config, length_field, pictures, room)
+    for kind in ("begin", "train", "look"):
+        trace(kind)
+    return held + max(map(memory.peak, traced.values()))
+
+
+def _require_mask(config: ConfigDict, room: int) -> None:
+    """Raises ConfigError where a causal mask does not fit; nothing is traced yet.
+
+    Whoever traces a program has the mask itself: it, another and where they differ.
+    """
+    task = catalogue.TASKS[config.task.name]
+    length = task.positions(config.task)
+    if task.causal and 3 * length**2 > room:
+        name = "length" if "length" in config.task else "name"
+        raise config_lib.ConfigError(
+            f"task.{name}={config.task[name]!r}: a causal mask of {length} positions"
+            f" does not fit; allowed here: at most {math.isqrt(room // 3)} positions"
+        )
+
+
+def _require_kept(config: ConfigDict, field: str, size: int, room: int) -> None:
+    """Raises ConfigError where so much of what is found does not fit."""
+    needed, gib = _KEPT_COPIES * size, 2**30
+    if needed > room:
+        value = config_lib.flatten(config)[field]
+        raise config_lib.ConfigError(
+            f"{field}={value!r}: what is kept of all seeds needs"
+            f" {needed / gib:.3g} GiB, and there are {room / gib:.3g} for it; allowed:"
+            f" {_FEWER[field]}"
+        )
 
 
 def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple, tuple]:
@@ -921,7 +1022,7 @@ def _programs(config: ConfigDict, problem: Problem, states: dict) -> dict[tuple,
         programs["evaluate", reading] = evaluate, shared, ids, params, problem
         if _subject(config).looks(config):
             trail = _trail_shapes(config, states, arm)
-            own = ids, _stacked(trail, len(evaluation_steps(config))), params
+            own = ids, _stacked(trail, evaluation_count(config)), params
             own += _of_one(lambda p: _subject(config).look_inputs(config, p), problem)
             look = functools.partial(_look, config, reading)
             programs["look", reading] = look, (), *own

@@ -118,11 +118,11 @@ def _measured(
     spread = jnp.mean(diagnostics.advantage_spread(b, mask))
     value_gradient = laws.value_gradient(f.weight, upstream)
     keys = diagnostics.orthogonality(f.key)
-    centred = f.value - jnp.mean(f.value, axis=0)[None]
+    centred = diagnostics.centred(f.value)
     covariance = centred.T @ centred
     mean = diagnostics.mean
     drift = jnp.mean(diagnostics.drift(f.weight, final))
-    rounding = 8 * jnp.finfo(drift.dtype).eps
+    rounding = diagnostics.rounding(jnp.ones_like(drift))
     found = {
         "attention_drift": jnp.where(drift < rounding, 0, drift),
         "relative_entropy": mean(diagnostics.relative_entropy(f.weight, mask)),
@@ -151,7 +151,10 @@ def _measured(
 def _path_shares(
     values: jax.Array, w_o: jax.Array, key: jax.Array
 ) -> tuple[diagnostics.Answer, ...]:
-    """Share of two axes in how values (E, S, d_v) move, and in two random walks."""
+    """Share of two axes in how values (E, S, d_v) move, and in two random walks.
+
+    Not known for values that stay where they are but for rounding.
+    """
     steps = jnp.diff(values, axis=0)
     length = jnp.linalg.norm(steps, axis=2, keepdims=True)
     any_key, readout_key = jax.random.split(key)
@@ -164,11 +167,14 @@ def _path_shares(
     pull = pull - jnp.mean(pull, axis=2, keepdims=True)
     pulled = jnp.einsum("esc,evc->esv", pull, w_o[:-1])
 
+    moves = diagnostics.differ(values, of=values)
+
     def share(steps: jax.Array) -> diagnostics.Answer:
         path = jnp.cumsum(steps, axis=0)
         start = jnp.zeros((1, *path.shape[1:]), path.dtype)
         moved = jnp.concatenate([start, path]).reshape(-1, path.shape[2])
-        return diagnostics.leading_share(moved, 2)
+        value, known = diagnostics.leading_share(moved, 2)
+        return diagnostics.Answer(jnp.where(moves, value, 0), known & moves)
 
     def walk(direction: jax.Array) -> diagnostics.Answer:
         norm = jnp.linalg.norm(direction, axis=2, keepdims=True)

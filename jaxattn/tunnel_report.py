@@ -92,7 +92,8 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
             entry["ablation"] = _ablation(run, row)
             entry["time_scales"] = {
                 name: observations.scales_entry(
-                    observations.time_scales(settling(run), row, share)
+                    observations.time_scales(settling(run), row, share),
+                    run.metrics["step"],
                 )
                 for name, share in observations.SHARES.items()
             }
@@ -304,7 +305,7 @@ def terminal(summary: dict[str, Any]) -> str:
     if lines:
         title = f"The companion paper's claims, of {summary['baseline']}"
         blocks.append("\n".join([title, *lines]))
-    blocks.append(report.flag_block(summary))
+    blocks += [report.flag_block(summary), report.trained_block(summary)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -321,6 +322,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         f"# {summary['config']}",
         f"{summary['seeds']} seeds, {summary['steps']} steps;"
         f" {wall['compile']:.0f} s compiling, {wall['run']:.0f} s running.",
+        *report.trained_section(summary),
         *([summary["task_note"]] if summary["task_note"] else []),
         _opening(summary),
         "## How close to exact Bayes",
@@ -403,9 +405,10 @@ def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
         "Steps until attention (total variation to where it ends, mean over heads) and"
         " KL had a share of their way behind them for good, and how many times as long"
         " KL and its root took; medians over seeds"
-        f"{report.of_medians(summary)}. KL counts from that of knowing nothing: a"
-        " random start is above it, and to become unsure is no precision. Its root is,"
-        " like the drift of attention, on the scale of a distance.",
+        f"{report.of_ratios(summary)}; ≤: by the first one. KL counts from"
+        " that of knowing nothing: a random start is above it, and to become unsure is"
+        " no precision. Its root is, like the drift of attention, on the scale of a"
+        " distance.",
         report.markdown_table(scales),
     ]
 
@@ -508,7 +511,11 @@ def _ablation(run: Run, row: int) -> dict[str, Any]:
 
 def _judged(answer: Answer) -> dict[str, Any]:
     zeros = np.zeros_like(answer.differences[0])
-    found = [stats.paired_difference(d, zeros) for d in answer.differences]
+    # All are between shares or cosines, numbers of about 1.
+    found = [
+        stats.paired_difference(d, zeros)._replace(rounding=stats.ROUNDING)
+        for d in answer.differences
+    ]
     signs = {stats.sign(difference) for difference in found}
     verdict = signs.pop() if len(signs) == 1 else 0
     return {

@@ -1,7 +1,6 @@
 """Times attention by blocks, the laws of one head, and training, as ratios to rivals.
 
-python scripts/benchmark.py [--parts=attention,head,schedules,training,workers]
-    [--lengths=4096] [--heads=1] [--length=2000] [--repeats=10] [--json=FILE]
+python scripts/benchmark.py --help
 
 attention: `streaming.attend` with taps, forward and backward, causal, d = 64, against
     `jax.grad` of dense attention, `jax.nn.dot_product_attention` and, where torch can
@@ -29,30 +28,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
 
 from jaxattn import attention, command, report, schedules, stats, streaming, sweep
 from jaxattn import config as config_lib
+from jaxattn.command import Flag
 
 try:
     import torch
 except ImportError:  # a rival, not a dependency
     torch = None
-
-_PARTS = flags.DEFINE_list(
-    "parts",
-    ["attention", "head", "schedules", "training", "workers"],
-    "what to time",
-)
-_LENGTHS = flags.DEFINE_list("lengths", ["4096"], "attention: T of each row")
-_HEADS = flags.DEFINE_list("heads", ["1"], "attention: H of each row")
-_LENGTH = flags.DEFINE_integer("length", 2000, "head, training: symbols; T + 1", 2)
-_REPEATS = flags.DEFINE_integer("repeats", 10, "turns; 6 or more have an interval", 1)
-_JSON = flags.DEFINE_string("json", None, "also write the numbers to this file")
 
 WIDTH = 64  # d of the attention rows
 # A rival that makes T x T arrays is left out where one turn would need more than this.
@@ -62,51 +51,64 @@ Call = Callable[[], object]
 Timing = dict[str, np.ndarray]  # what -> seconds of each repeat
 
 
-def main(overrides: list[tuple[str, str]]) -> int:
+class Setting(NamedTuple):
+    """What is timed, how often."""
+
+    lengths: tuple[int, ...]  # of attention's rows
+    heads: tuple[int, ...]
+    length: int  # symbols of the sticky chain
+    repeats: int
+
+
+def main(line: command.Line) -> int:
     """Runs; returns the exit code."""
-    logging.set_verbosity(logging.WARNING)
-    if overrides:
-        command.stop(f"unexpected argument '--config.{overrides[0][0]}'")
+    flags = line.flags
+    path = Path(flags.json) if flags.json else None
+    if path:
+        _require_writable(path)
     # All parts but the mesh of the last use one.
     jax.config.update("jax_num_cpu_devices", max(os.cpu_count() or 1, 1))
-    parts = {
-        "attention": time_attention,
-        "head": time_head,
-        "schedules": time_schedules,
-        "training": time_training,
-        "workers": time_workers,
-    }
-    for part in _PARTS.value:
-        if part not in parts:
-            command.stop(f"parts={part!r}: allowed: {', '.join(parts)}")
-    path = Path(_JSON.value) if _JSON.value else None
-    if path and not path.parent.is_dir():
-        command.stop(f"json={str(path)!r}: no such folder; allowed: a file in one")
+    setting = Setting(flags.lengths, flags.heads, flags.length, flags.repeats)
     summary = {
         "jax": jax.__version__,
         "torch": torch and torch.__version__,
         "device": jax.devices()[0].device_kind,
         "cores": os.cpu_count(),
-        "repeats": _REPEATS.value,
+        "repeats": setting.repeats,
     }
-    for part in _PARTS.value:
-        summary[part], text = parts[part]()
+    for part in flags.parts:
+        summary[part], text = PARTS[part](setting)
         print(f"{text}\n", flush=True)
         if path:
             path.write_text(json.dumps(summary, indent=2) + "\n", "utf-8")
     return 0
 
 
+def _require_writable(path: Path) -> None:
+    """Raises FlagError, before anything is timed, where no file can be written."""
+    there = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise command.FlagError(
+            f"json={str(path)!r}: cannot be written ({error.strerror}); allowed: a file"
+            " in a folder that is there"
+        ) from None
+    if not there:
+        path.unlink()
+
+
 # --- attention
 
 
-def time_attention() -> tuple[dict, str]:
+def time_attention(setting: Setting) -> tuple[dict, str]:
     """Rows of `streaming.attend` against its rivals, and their text."""
-    rates = matrix_rate(), exponential_rate()
+    rates = matrix_rate(setting), exponential_rate(setting)
     found, names = [], []
-    for heads in _whole("heads", _HEADS.value):
-        for length in _whole("lengths", _LENGTHS.value):
-            timing = _in_turn(attention_calls(length, heads))
+    for heads in setting.heads:
+        for length in setting.lengths:
+            timing = _in_turn(setting, attention_calls(length, heads))
             found.append(attention_row(length, heads, timing, *rates))
             names += [name for name in found[-1]["ratios"] if name not in names]
     rows = [["T", "H", "attend, ms", *(f"{name} /" for name in names), "floor", "taps"]]
@@ -216,25 +218,25 @@ def attention_row(length: int, heads: int, timing: Timing, products, exps) -> di
     }
 
 
-def matrix_rate() -> float:
+def matrix_rate(setting: Setting) -> float:
     """Floating-point operations a second of a product of large matrices."""
     size = 2048
     array = jnp.ones((size, size), _attention_dtype())
-    return 2 * size**3 / _fastest(_compiled(jnp.matmul, array, array))
+    return 2 * size**3 / _fastest(setting, _compiled(jnp.matmul, array, array))
 
 
-def exponential_rate() -> float:
+def exponential_rate(setting: Setting) -> float:
     """Exponentials a second, of numbers that stay in cache."""
     array, times = jnp.ones((512, 512)), 100
 
     def repeated(array):
         return jax.lax.fori_loop(0, times, lambda _, x: jnp.exp(-x), array)
 
-    return times * array.size / _fastest(_compiled(repeated, array))
+    return times * array.size / _fastest(setting, _compiled(repeated, array))
 
 
-def _fastest(call: Call) -> float:
-    return float(min(_in_turn({"": call})[""]))
+def _fastest(setting: Setting, call: Call) -> float:
+    return float(min(_in_turn(setting, {"": call})[""]))
 
 
 def _attention_dtype():
@@ -244,9 +246,9 @@ def _attention_dtype():
 # --- one head
 
 
-def time_head() -> tuple[dict, str]:
+def time_head(setting: Setting) -> tuple[dict, str]:
     """Ways to the gradient of one head of the sticky chain, and their text."""
-    config = _sticky(seeds=1)
+    config = _sticky(setting, seeds=1)
     problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
     wiring = schedules.Wiring(causal=True)
@@ -258,10 +260,10 @@ def time_head() -> tuple[dict, str]:
     everything = f"{len(cores)} cores" if cores else jax.devices()[0].device_kind
     if len(cores) > 1:
         with _pinned(cores[0]):
-            found["one core"] = _in_turn(calls)
+            found["one core"] = _in_turn(setting, calls)
         at_once = {name: _at_once(call, len(cores)) for name, call in calls.items()}
-        found[f"{everything}, a sequence each"] = _in_turn(at_once)
-    found[f"{everything}, one sequence"] = _in_turn(calls)
+        found[f"{everything}, a sequence each"] = _in_turn(setting, at_once)
+    found[f"{everything}, one sequence"] = _in_turn(setting, calls)
     rows = [["", *(f"{name}, ms" for name in calls), "/ streaming", "/ laws"]]
     numbers = {}
     for place, timing in found.items():
@@ -288,9 +290,9 @@ def _at_once(call: Call, number: int) -> Call:
 # --- one step of a schedule
 
 
-def time_schedules() -> tuple[dict, str]:
+def time_schedules(setting: Setting) -> tuple[dict, str]:
     """A step of each schedule of the sticky chain beside one of sgd, and the text."""
-    config = _sticky(seeds=1)
+    config = _sticky(setting, seeds=1)
     problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
     calls = {}
@@ -304,7 +306,7 @@ def time_schedules() -> tuple[dict, str]:
         )
         state = schedule.init(problem.params)
         calls[arm] = _compiled(schedule.step, state, sequence, jax.random.key(0))
-    timing = _in_turn(calls)
+    timing = _in_turn(setting, calls)
     rows, numbers = [["arm", "ms", "over sgd"]], {}
     for arm, seconds in timing.items():
         ratio = _ratio(seconds, timing["sgd"])
@@ -320,16 +322,16 @@ def time_schedules() -> tuple[dict, str]:
 # --- training
 
 
-def time_training() -> tuple[dict, str]:
+def time_training(setting: Setting) -> tuple[dict, str]:
     """A seed and step of the sticky run, with all that the run does, and the text."""
     workers = max(len(_cores()), 1)
-    config = _sticky(seeds=workers, steps=10**6, run_arms=("sgd",))
+    config = _sticky(setting, seeds=workers, steps=10**6, run_arms=("sgd",))
     calls = {"jaxattn": _training(config, workers=workers)}
     if torch is not None and jax.default_backend() == "cpu":
         rate = config.arms.sgd.learning_rate
         problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
         calls["torch"] = _torch_training(problem, rate, config.eval_every)
-    timing = _in_turn(calls)
+    timing = _in_turn(setting, calls)
     timing["jaxattn"] = timing["jaxattn"] / (config.seeds * config.eval_every)
     text = (
         f"training: configs/sticky.py, arm sgd, {config.seeds} seeds, with evaluations"
@@ -353,7 +355,9 @@ def _training(config, devices: int = 1, **how: int) -> Call:
     """A round of seeds, from the first evaluation to the second."""
     plan = sweep.plan(config, jax.devices()[:devices], **how)
     if plan.slots < config.seeds:
-        command.stop(f"length={_LENGTH.value}: allowed: what the memory has room for")
+        raise command.FlagError(
+            f"length={config.task.length}: allowed: what the memory has room for"
+        )
     program = sweep.build(config, plan)
     carry = sweep.advance(program, sweep.start())
     return lambda: sweep.advance(program, carry)
@@ -385,13 +389,13 @@ def _torch_training(problem: sweep.Problem, rate: float, steps: int) -> Call:
 # --- workers
 
 
-def time_workers() -> tuple[dict, str]:
+def time_workers(setting: Setting) -> tuple[dict, str]:
     """A seed and step by one worker, by several, and by a mesh; and the text."""
     if jax.default_backend() != "cpu":
         return {}, "workers: of a CPU only"
     cores = len(jax.devices())
-    config = _sticky(seeds=cores, steps=10**6, run_arms=("sgd",))
-    one = _sticky(seeds=1, steps=10**6, run_arms=("sgd",))
+    config = _sticky(setting, seeds=cores, steps=10**6, run_arms=("sgd",))
+    one = _sticky(setting, seeds=1, steps=10**6, run_arms=("sgd",))
     names = ["one worker", f"{cores} workers", f"a mesh of {cores} devices"]
     calls = [
         _training(one),
@@ -399,7 +403,7 @@ def time_workers() -> tuple[dict, str]:
         _training(config, devices=cores),
     ]
     busy = {name: _cores_busy(call) for name, call in zip(names, calls, strict=True)}
-    timing = _in_turn(dict(zip(names, calls, strict=True)))
+    timing = _in_turn(setting, dict(zip(names, calls, strict=True)))
     rows = [["", "seed-steps a second", "times one worker's", "cores busy"]]
     numbers = {}
     for name, seconds in timing.items():
@@ -424,10 +428,10 @@ def _cores_busy(call: Call) -> float:
     return (time.process_time() - before) / (time.perf_counter() - began)
 
 
-def _sticky(**fields):
+def _sticky(setting: Setting, **fields):
     """configs/sticky.py at the length asked for, without looking back at the end."""
     config = config_lib.load(str(Path(__file__).parents[1] / "configs" / "sticky.py"))
-    config.task.length = _LENGTH.value
+    config.task.length = setting.length
     config.update({"diagnostics_length": 0, "snapshot_seeds": ()} | fields)
     return config
 
@@ -440,7 +444,7 @@ def _compiled(function: Callable, *arguments) -> Call:
     return lambda: jax.block_until_ready(program(*arguments))
 
 
-def _in_turn(calls: dict[str, Call]) -> Timing:
+def _in_turn(setting: Setting, calls: dict[str, Call]) -> Timing:
     """Seconds of a call, all in turn, so that a slow moment falls on all alike.
 
     Short calls are made several times in a row, after one that is not timed: a training
@@ -451,7 +455,7 @@ def _in_turn(calls: dict[str, Call]) -> Timing:
     for name, call in calls.items():
         call()  # the first pays for memory
         times[name] = max(1, min(5, int(0.3 / _seconds(call, 1))))
-    for _ in range(_REPEATS.value):
+    for _ in range(setting.repeats):
         for name, call in calls.items():
             if times[name] > 1:
                 call()
@@ -506,12 +510,39 @@ def _ratio_text(ratio: dict | None) -> str:
     return f"{ratio['median']:.2f}{ends}"
 
 
-def _whole(name: str, texts: list[str]) -> list[int]:
-    for text in texts:
-        if not text.isdecimal() or int(text) < 1:
-            command.stop(f"{name}={text!r}: allowed: whole numbers, at least 1")
-    return [int(text) for text in texts]
-
+PARTS: dict[str, Callable[[Setting], tuple[dict, str]]] = {
+    "attention": time_attention,
+    "head": time_head,
+    "schedules": time_schedules,
+    "training": time_training,
+    "workers": time_workers,
+}
+COMMAND = command.Command(
+    about="Times attention by blocks, the laws of one head, and training, as ratios to"
+    " rivals.",
+    flags=(
+        Flag("parts", tuple(PARTS), config_lib.some_of(PARTS), "what to time"),
+        Flag(
+            "lengths",
+            (4096,),
+            config_lib.wholes(1, least=1),
+            "attention: T of each row",
+        ),
+        Flag("heads", (1,), config_lib.wholes(1, least=1), "attention: H of each row"),
+        Flag(
+            "length", 2000, config_lib.FIELDS["task.length"], "head, training: symbols"
+        ),
+        Flag(
+            "repeats",
+            10,
+            config_lib.whole(1, 1_000_000),
+            "turns; 6 or more have an interval",
+        ),
+        Flag("json", None, command.WORD, "also write the numbers to this file"),
+    ),
+    main=main,
+    examples=("--lengths=1024,2048 --heads=1,8", "--parts=training --repeats=6"),
+)
 
 if __name__ == "__main__":
-    app.run(lambda overrides: sys.exit(main(overrides)), flags_parser=command.split)
+    sys.exit(command.run(COMMAND, sys.argv))

@@ -1,6 +1,6 @@
 """Trains a small Flax transformer and reads the laws of every head at every step.
 
-    python scripts/tapped_transformer.py [--steps=600] [--seed=0]
+    python scripts/tapped_transformer.py --help
 
 The task is induction: random symbols that repeat with a period that differs from
 sequence to sequence. From the second period on all can be foretold, by a head that
@@ -10,17 +10,16 @@ The model is plain flax.nnx. All that is ours is `attention_fn`, and asking `nnx
 for the taps beside the parameters.
 """
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
 from flax import nnx
 
-from jaxattn import flax_attention, report
-
-_STEPS = flags.DEFINE_integer("steps", 600, "training steps", 1)
-_SEED = flags.DEFINE_integer("seed", 0, "of the weights and the sequences", 0)
+from jaxattn import command, flax_attention, report
+from jaxattn import config as config_lib
 
 SYMBOLS, LENGTH, EXAMPLES, HEADS, WIDTH, LAYERS = 16, 31, 32, 2, 32, 2
 
@@ -82,19 +81,19 @@ def step(model: Transformer, optimizer: nnx.Optimizer, key: jax.Array):
     return value, statistics
 
 
-def main(_) -> None:
-    """Trains, and prints a table."""
-    logging.set_verbosity(logging.WARNING)
-    root = jax.random.key(_SEED.value)
+def main(line: command.Line) -> int:
+    """Trains, and prints a table; returns the exit code."""
+    steps = line.flags.steps
+    root = jax.random.key(line.flags.seed)
     model = Transformer(nnx.Rngs(jax.random.fold_in(root, 0)))
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
     names = [f"{n + 1}.{h + 1}" for n in range(LAYERS) for h in range(HEADS)]
     columns = [f"{what} {name}" for what in ("H", "P") for name in names]
     rows = [["step", "loss", *columns]]
-    for number in range(_STEPS.value):
+    for number in range(steps):
         key = jax.random.fold_in(root, number + 1)
         value, statistics = step(model, optimizer, key)
-        if number % max(_STEPS.value // 10, 1) == 0 or number == _STEPS.value - 1:
+        if number % max(steps // 10, 1) == 0 or number == steps - 1:
             # The loss is a mean over examples: N times as much is one example's own.
             entropy = [np.mean(s.relative_entropy, axis=0) for s in statistics]
             pressure = [
@@ -105,7 +104,21 @@ def main(_) -> None:
             rows.append([str(number), f"{value:.3f}", *cells])
     print("H: relative entropy, P: routing pressure, of layer.head; means of examples")
     print(report.text_table(rows))
+    return 0
 
+
+COMMAND = command.Command(
+    about="Trains a small Flax transformer, and reads the laws of every head at every"
+    " step.",
+    flags=(
+        command.Flag("steps", 600, config_lib.FIELDS["steps"], "training steps"),
+        command.Flag(
+            *("seed", 0, config_lib.FIELDS["seed"]), "of the weights and the sequences"
+        ),
+    ),
+    main=main,
+    examples=("--steps=50",),
+)
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(command.run(COMMAND, sys.argv))

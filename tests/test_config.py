@@ -49,7 +49,14 @@ def test_parity_is_the_script_s_protocol():
         ("fresh", "true", True),
         ("fresh", "False", False),
         ("run_arms", "em,sgd", ("em", "sgd")),
-        ("run_arms", "em", ("em",)),
+        ("run_arms", "sgd", ("sgd",)),
+        ("run_arms", " ('em', \"sgd\")", ("em", "sgd")),
+        ("run_arms", "[sgd,]", ("sgd",)),
+        ("snapshot_seeds", "", ()),
+        ("snapshot_seeds", "()", ()),
+        ("snapshot_seeds", "(1, 2)", (1, 2)),
+        ("snapshot_seeds", "(1,)", (1,)),
+        ("snapshot_seeds", "1,", (1,)),
         ("gradient", "autodiff", "autodiff"),
     ],
 )
@@ -101,11 +108,10 @@ def test_whole_numbers_must_be_whole(text):
         ),
         ("run_arms", (), "names, separated by commas, none twice"),
         ("run_arms", ("em", "em"), "names, separated by commas, none twice"),
-        (
-            "baseline",
-            "nobody",
-            f"one of {ARMS}",
-        ),
+        ("baseline", "nobody", "one of run_arms=sgd,em,em_majorised,sgd_matched"),
+        ("baseline", "adam", "one of run_arms=sgd,em,em_majorised,sgd_matched"),
+        ("arms.sgd.learning_rate", 0.0, "a rate above 0"),
+        ("arms.sgd.learning_rate", 1e-60, "a rate above 0"),
         (
             "snapshot_seeds",
             (-1,),
@@ -126,6 +132,118 @@ def test_wrong_values_are_named_with_what_is_allowed(field, value, allowed):
     assert message.startswith(f"{field}=")
     assert message.endswith(f"allowed: {allowed}")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("grid.scale", "(0.1, 1)", (0.1, 1.0)),
+        ("grid.ratio", "[1]", (1.0,)),
+        ("grid.fresh", "(True,)", (True,)),
+    ],
+)
+def test_tuples_of_a_grid_may_be_written_as_such(field, text, value):
+    config = config_lib.load(str(CONFIGS / "rates.py"))
+    config_lib.override(config, field, text)
+    assert config_lib.flatten(config)[field] == value
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize("text", ["", "()", " ", "(", "1,,2", "(1", ")("])
+def test_what_is_no_list_of_numbers_is_refused(text):
+    config = config_lib.load(str(CONFIGS / "rates.py"))
+
+    def set_and_check():
+        config_lib.override(config, "grid.scale", text)
+        config_lib.check(config)
+
+    with pytest.raises(config_lib.ConfigError, match=r"^grid.scale=.*: allowed: numb"):
+        set_and_check()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda p: p.stem)
+def test_every_variant_of_every_config_passes_its_check(path):
+    config, module = config_lib.load_with_module(str(path))
+    for variant in ("", *module.VARIANTS):
+        config = config_lib.load(f"{path}:{variant}")
+        proof = config_lib.is_proof(config)
+        (config_lib.check_proof if proof else config_lib.check)(config)
+
+
+@pytest.mark.parametrize("rate", ["routing_rate", "value_rate", "output_rate"])
+def test_a_baseline_moves_if_anything_of_it_does(rate):
+    config = load()
+    config.baseline = "em"
+    every = dict.fromkeys(("routing_rate", "value_rate", "output_rate"), 0.0)
+    config.arms.em.update(every)
+    with pytest.raises(config_lib.ConfigError, match="the baseline never moves") as no:
+        config_lib.check(config)
+    assert all(f"arms.em.{name}=0.0" in str(no.value) for name in every)
+    config.arms.em[rate] = 0.1
+    config_lib.check(config)
+
+
+def test_an_m_step_in_closed_form_moves_without_a_rate():
+    config = load()
+    config.baseline = "em_majorised"
+    config.arms.em_majorised.update({"routing_rate": 0.0, "output_rate": 0.0})
+    config_lib.check(config)
+
+
+def test_the_sgd_of_a_grid_must_move():
+    config = config_lib.load(str(CONFIGS / "rates.py"))
+    for name in ("routing_rate", "value_rate", "output_rate"):
+        config.arms.two_timescale[name] = 0.0
+    with pytest.raises(config_lib.ConfigError, match="SGD, a part of it, never moves"):
+        config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "proof", "said"),
+    [
+        ("gradients", False, r"^config='gradients': is for the proof .* jaxattn check"),
+        ("sticky", True, r"^config='sticky': is for training; allowed: jaxattn train"),
+    ],
+)
+def test_a_config_of_another_command_names_it(name, proof, said):
+    config = config_lib.load(str(CONFIGS / f"{name}.py"))
+    with pytest.raises(config_lib.ConfigError, match=said):
+        (config_lib.check_proof if proof else config_lib.check)(config)
+
+
+def test_a_config_is_found_by_name_and_a_file_here_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("sticky:smoke", "configs/sticky.py:smoke"):
+        assert config_lib.load(name).name == "sticky-smoke"
+    with pytest.raises(
+        config_lib.ConfigError, match=r"no such file.*'sticky'.*one of b"
+    ):
+        config_lib.load("stiky")
+    for name in ("elsewhere/sticky.py", "sticky.py", "../sticky", "README.md", "."):
+        with pytest.raises(config_lib.ConfigError, match="no such file"):
+            config_lib.load(name)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "sticky.py").write_text("def get_config(variant): return 1")
+    for name in ("sticky", "configs/sticky.py"):
+        with pytest.raises(config_lib.ConfigError, match="gave a int"):
+            config_lib.load(name)
+
+
+def test_an_unknown_field_names_three_and_no_more():
+    with pytest.raises(config_lib.ConfigError) as error:
+        config_lib.override(load(), "sedes", "3")
+    assert str(error.value) == (
+        "sedes='3': no such field, did you mean 'seeds', 'seed' or 'steps'? (--list"
+        " shows all)"
+    )
+    with pytest.raises(config_lib.ConfigError) as error:
+        config_lib.override(load(), "arms", "3")
+    assert len(str(error.value)) < 150
+    config = load()
+    config.learning_rate = 0.1
+    with pytest.raises(config_lib.ConfigError) as error:
+        config_lib.check(config)
+    assert len(str(error.value)) < 200
 
 
 def test_unknown_fields_suggest_the_nearest():
@@ -258,3 +376,58 @@ def test_a_proof_has_no_other_wiring():
         config.arms[arm].value_norm = True
     with pytest.raises(config_lib.ConfigError, match="value_norm=True: no such field"):
         config_lib.check_proof(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("seeds", "np.int64(3)", r"seeds=.*3.*: has a int64; allowed: Python's own"),
+        ("arms.sgd.optimizer", "[]", r"arms.sgd.optimizer=\[\]: allowed: one of"),
+        ("arms.sgd.optimizer", "ConfigDict({'a': 1})", r"arms.sgd.optimizer"),
+        ("arms.sgd.schedule", "np.zeros((2, 2))", r"has a ndarray"),
+        ("arms", "3", "arms=3: allowed: a group"),
+        ("arms.sgd", "(1, 2)", r"arms.sgd=\(1, 2\): allowed: a group of fields"),
+        ("model", "None", "model=None: has a NoneType"),
+        ("task", "'sticky'", "task='sticky': no such field"),
+        ("run_arms", "('sgd', len)", "run_arms=.*: has a builtin_function"),
+        ("seeds", "required_placeholder(int)", "config: None value found in required"),
+    ],
+)
+def test_whatever_a_file_gives_is_one_line(tmp_path, field, value, said):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "import numpy as np\n"
+        "from ml_collections import ConfigDict\n"
+        "from ml_collections.config_dict import required_placeholder\n"
+        "from jaxattn import config\n"
+        "def get_config(variant):\n"
+        f"    found = config.load({str(CONFIGS / 'sticky.py')!r})\n"
+        "    with found.ignore_type(), found.unlocked():\n"
+        "        *groups, name = " + repr(field) + ".split('.')\n"
+        "        group = found\n"
+        "        for part in groups:\n"
+        "            group = group[part]\n"
+        "        with group.ignore_type():\n"
+        f"            group[name] = {value}\n"
+        "    return found\n"
+    )
+
+    def use():
+        config = config_lib.load(str(path))
+        config_lib.override(config, "steps", "5")
+        config_lib.check(config)
+
+    with pytest.raises(config_lib.ConfigError, match=said) as error:
+        use()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["3", "None", "{'a': 3}"])
+def test_a_name_of_any_type_is_that_of_the_file(tmp_path, name):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_config(variant):\n"
+        f"    return ConfigDict({{'name': {name}}}).lock()\n"
+    )
+    assert config_lib.load(str(path)).name == "own"

@@ -340,3 +340,98 @@ def test_effective_sources_do_not_hide_a_nan():
     assert found[0] == pytest.approx(2)
     assert np.isnan(found[1])
     assert found[2] == 0
+
+
+def clouds(dtype):
+    """Points without extent, and with; all about as large as the rounding of others."""
+    rng = np.random.default_rng(0)
+    row, eps = rng.normal(size=5), float(jnp.finfo(dtype).eps)
+    last_bits = 1 + eps * rng.integers(-1, 2, (100, 5))
+    far = 1e4 if dtype == jnp.float32 else 1e12
+    cloud = rng.normal(size=(100, 5)) * [3, 1, 1, 1, 1]
+    flat = {
+        "constant": np.full((100, 5), 0.1),
+        "far": np.full((100, 5), far + 0.1),
+        "collapsed": row * last_bits,
+        "collapsed and far": far + row * last_bits,
+        "one": row[None],
+    }
+    real = {"cloud": cloud, "moved": cloud + far, "small": 1e-12 * cloud}
+    return [{n: jnp.asarray(p, dtype) for n, p in c.items()} for c in (flat, real)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_points_without_extent_have_no_axes(dtype):
+    flat, real = clouds(dtype)
+    for points in flat.values():
+        assert not diagnostics.differ(points)
+        assert (diagnostics.centred(points) == 0).all()
+        assert diagnostics.leading_share(points, 2) == diagnostics.Answer(0, False)
+        variance = diagnostics.manifold(points).variance
+        assert not diagnostics.explained(variance).known.any()
+        assert diagnostics.participation_ratio(variance) == 0
+        assert diagnostics.dimension(variance, 0.9) == 0
+    shares = [diagnostics.leading_share(points, 2) for points in real.values()]
+    assert all(share.known for share in shares)
+    # Moved or scaled they are the same points, but for the rounding of the move.
+    values = [float(share.value) for share in shares]
+    np.testing.assert_allclose(values, values[0], rtol=1e-3)
+    for points in real.values():
+        found = diagnostics.manifold(points)
+        assert diagnostics.dimension(found.variance, 0.9) == 4
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_a_line_far_away_is_a_line(dtype):
+    """And no share is above 1 by rounding."""
+    along = np.random.default_rng(0).normal(size=(100, 1))
+    line = along * np.array([1, 2, 3, 4, 5.0]) + (1e4 if dtype == jnp.float32 else 1e12)
+    found = diagnostics.manifold(jnp.asarray(line, dtype))
+    assert (found.variance[1:] == 0).all()
+    assert diagnostics.dimension(found.variance, 1.0) == 1
+    ratio = diagnostics.participation_ratio(found.variance)
+    assert ratio == pytest.approx(1)
+    for axes in (1, 2, 5):
+        share = diagnostics.leading_share(jnp.asarray(line, dtype), axes)
+        assert share.known
+        assert 0.9999 < share.value <= 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.float64])
+def test_shares_and_cosines_are_never_above_one(dtype):
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        row = jnp.asarray(rng.normal(size=(1, 5)), dtype)
+        same = jnp.repeat(row, 7, axis=0)
+        equal = jnp.full((7, 7), 1 / 7, dtype)
+        numbers = [
+            diagnostics.orthogonality(same).absolute.value,
+            diagnostics.query_key_alignment(equal, same, same).value.max(),
+            diagnostics.specialisation(equal, same).value.max(),
+            diagnostics.usage_entropy(jnp.full(7, 0.1 + seed, dtype)).value,
+            diagnostics.relative_entropy(equal).value.max(),
+        ]
+        assert all(0.9 < number <= 1 for number in numbers)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_sources_that_serve_alike_but_for_rounding_have_no_gate(dtype):
+    rng = np.random.default_rng(0)
+    weight = jnp.asarray(rng.dirichlet(np.ones(100), size=8), dtype)
+    upstream = jnp.asarray(rng.normal(size=(8, 5)), dtype)
+    flat, real = clouds(dtype)
+    for name in ("constant", "collapsed"):
+        b = laws.compatibility(upstream, flat[name])
+        assert not diagnostics.gate(weight, b).known.any()
+        assert (diagnostics.advantage_spread(b) == 0).all()
+    for points in real.values():
+        b = laws.compatibility(upstream, points)
+        assert diagnostics.gate(weight, b).known.all()
+
+
+def test_what_is_not_finite_is_not_hidden():
+    lost = jnp.ones((5, 3)).at[2, 1].set(jnp.nan)
+    assert diagnostics.differ(lost)
+    assert np.isnan(diagnostics.centred(lost)).any()
+    assert np.isnan(diagnostics.drift(lost, lost)).any()
+    assert diagnostics.differ(jnp.ones((5, 3)).at[2, 1].set(jnp.inf))

@@ -464,3 +464,34 @@ def test_keys_without_direction_stay_so_when_shuffled():
     other = geometry.key_axes(jnp.array(padded), KEY, draws=400)
     np.testing.assert_allclose(one.found.value, other.found.value, rtol=1e-5)
     assert abs(one.shuffled.value - other.shuffled.value) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_rounding_is_no_geometry(dtype):
+    """Points, features or beliefs that are all alike but for their last bits."""
+    eps = float(jnp.finfo(dtype).eps)
+    last_bits = 1 + eps * rng(0).integers(-1, 2, (N, D))
+    points = jnp.asarray(rng(1).normal(size=(N, D)), dtype)
+    entropy = jnp.asarray(rng(2).random(N), dtype)
+    beliefs = jnp.asarray(rng(3).dirichlet(np.ones(D), N), dtype)
+    same = jnp.asarray(rng(1).normal(size=D) * last_bits, dtype)
+    far = jnp.asarray(same, dtype) + jnp.asarray(1e4, dtype)
+    for alike in (same, far):
+        found = entropy_axis(alike, entropy, KEY)
+        assert not any(answer.known for answer in found)
+        assert not rank_correlation(alike[:, 0], entropy).known
+        blind = read_out(alike, beliefs, HELD_OUT, KEY, ridge=0.0)
+        assert (blind.found.value, blind.permuted.value) == (0, 0)
+    assert not rank_correlation(entropy, 1 + 0 * entropy).known
+    constant = jnp.asarray(last_bits / D, dtype)
+    told = read_out(points, constant, HELD_OUT, KEY, ridge=0.1)
+    assert not any(answer.known for answer in told)
+    assert not any(entropy_axis(points, constant[:, 0], KEY).found)
+    line = points[:, :1] * jnp.arange(1, D + 1, dtype=dtype)[None]
+    found = entropy_axis(line + jnp.asarray(1e4, dtype), entropy, KEY)
+    assert 0.999 < found.one_axis.value <= found.two_axes.value <= 1
+    np.testing.assert_allclose(
+        rank_correlation(jnp.asarray([1.0, 2.0, jnp.inf], dtype), entropy[:3]).value,
+        stats.spearmanr([1, 2, 3], entropy[:3]).statistic,
+        atol=1e-6,
+    )

@@ -160,6 +160,77 @@ def test_where_not_one_fits_it_says_so():
         sweep.plan(small(), [Accelerator(1000)])
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        (
+            "sticky",
+            {"task.length": 10**6},
+            r"task.length=1000000: a causal mask of 999",
+        ),
+        (
+            "sticky",
+            {"steps": 10**9, "eval_every": 1},
+            "eval_every=1: what is kept of a",
+        ),
+        (
+            "rates",
+            {"steps": 10**9, "eval_every": 1},
+            "eval_every=1: what is kept of all",
+        ),
+        ("hmm", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is kept of all"),
+        (
+            "sticky",
+            {"seeds": 10**6, "eval_every": 1},
+            "eval_every=1: what is kept of al",
+        ),
+        (
+            "sticky",
+            {"task.length": 20_000, "snapshot_length": 10_000},
+            "snapshot_length=",
+        ),
+        (
+            "toy",
+            {"task.length": 10**6},
+            "task.length=1000000: what is kept of all seeds",
+        ),
+        (
+            "recall",
+            {"task.filler": 10**6},
+            "task.name='recall': a causal mask of 10000",
+        ),
+        (
+            "sticky",
+            {"task.length": 20_000, "gradient": "autodiff"},
+            "memory_share=0.5: ",
+        ),
+        (
+            "sticky",
+            {"model.d_k": 10**5, "task.d_x": 10**5},
+            "memory_share=0.5: 1 seeds ",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_it_is_made(
+    monkeypatch, name, changes, said
+):
+    monkeypatch.setattr(memory, "of_host", lambda: 4 * 2**30)
+    config = config_lib.load(str(CONFIGS / f"{name}.py:smoke"))
+    config.update_from_flattened_dict(changes)
+    config_lib.check(config)
+    with (
+        jax.numpy_dtype_promotion("standard"),  # Adam's own arithmetic
+        pytest.raises(config_lib.ConfigError, match=f"^{said}.*; allowed"),
+    ):
+        sweep.plan(config, jax.devices()[:1])
+
+
+@pytest.mark.parametrize("share", [float("nan"), -0.1, 1.1])
+def test_a_share_is_between_0_and_1(share):
+    with pytest.raises(config_lib.ConfigError, match="allowed: a number from 0 to 1"):
+        sweep.plan(small(), jax.devices()[:1], memory_share=share)
+
+
 def test_a_device_that_does_not_say_gets_one_seed_or_what_is_asked():
     silent = [Accelerator(None)]
     assert sweep.plan(small(), silent).slots == 1

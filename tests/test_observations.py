@@ -1,5 +1,7 @@
 """Numbers of how attention and values moved, and those behind the pictures."""
 
+from pathlib import Path
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -61,7 +63,9 @@ def test_time_scales_tell_who_was_first(run):
             assert sgd["frame"]["median"] == norm[name]["median"] == 2
             assert sgd[name]["median"] == norm["frame"]["median"] == 8
             assert sgd[f"{name}_over_frame"]["median"] == 4
-            assert sgd[f"{name}_over_frame"]["ci95"] == (4, 4)
+            # Between evaluations 7 and 8 the one, 1 and 2 the other.
+            assert sgd[f"{name}_over_frame"]["ci95"] == (7 / 2, 8 / 1)
+            assert norm[f"{name}_over_frame"]["ci95"] == (1 / 8, 2 / 7)
         assert (sgd["first"], norm["first"]) == ("frame", "precision")
         assert frozen["frame"]["median"] is frozen["precision"]["median"] is None
         assert frozen["first"] == "none"
@@ -75,8 +79,74 @@ def test_who_was_first_must_not_depend_on_the_scale(run):
     found = observations.of_arms(run._replace(metrics=metrics))["sgd"]
     half = found["time_scales"]["half"]
     assert half["precision_over_frame"]["ci95"][1] < 1
-    assert half["root_over_frame"]["ci95"] == (1, 1)
+    assert half["root_over_frame"]["median"] == 1
+    assert half["root_over_frame"]["ci95"] == (4 / 5, 5 / 4)
     assert half["first"] == "undecided"
+
+
+def test_who_was_first_is_decided_only_if_it_is_wherever_the_times_lie(run):
+    """Times one evaluation apart may be any two: another rounding makes them one."""
+    step, metrics = np.arange(STEPS + 1), run.metrics.copy()
+    for lead, verdict in ((0, "undecided"), (1, "undecided"), (2, "precision")):
+        early, late = (np.where(step < place, 1.0, 0.0) for place in (6 - lead, 6))
+        metrics["attention_drift"] = np.tile(late, (3, SEEDS, 1))
+        metrics["train_loss"] = np.tile(early, (3, SEEDS, 1))
+        found = observations.of_arms(run._replace(metrics=metrics))["sgd"]
+        half = found["time_scales"]["half"]
+        assert half["first"] == verdict
+        assert half["root_over_frame"]["median"] == (6 - lead) / 6
+        assert half["root_over_frame"]["ci95"] == ((5 - lead) / 6, (6 - lead) / 5)
+
+
+def test_what_settled_by_the_first_evaluation_is_said_to_be_left_censored(run):
+    step, metrics = np.arange(STEPS + 1), run.metrics.copy()
+    early, late = (np.where(step < place, 1.0, 0.0) for place in (1, 6))
+    metrics["attention_drift"] = np.stack(
+        [np.tile(curve, (SEEDS, 1)) for curve in (late, early, early)]
+    )
+    metrics["train_loss"] = np.stack(
+        [np.tile(curve, (SEEDS, 1)) for curve in (early, late, early)]
+    )
+    summary = report.summarise(run._replace(metrics=metrics), {"compile": 1, "run": 1})
+    found = summary["observations"]
+    times = [found[arm]["time_scales"]["half"] for arm in ARMS]
+    assert [time["first"] for time in times] == ["precision", "frame", "undecided"]
+    cells = [
+        [
+            report.median_cell(time["frame"]),
+            report.median_cell(time["root_over_frame"], interval=True),
+        ]
+        for time in times
+    ]
+    assert cells == [["6", "≤0.167 [0, 0.2]"], ["≤1", "≥6 [5, ∞]"], ["≤1", "?"]]
+    assert "≤0.167 [0, 0.2]" in report.markdown(summary, {})
+    assert "≥6 [5, ∞]" in report.terminal(summary)
+
+
+@pytest.mark.parametrize("name", ["toy", "sticky-full"])
+def test_verdicts_of_committed_runs_survive_another_rounding(name):
+    """Every number of the curves up to a millionth off: who was first, and how sure."""
+    run = runs.load(Path(__file__).parents[1] / "results" / name)
+    rng, arms = np.random.default_rng(0), run.config["config"]["run_arms"]
+
+    def entries(run):
+        return [
+            observations.scales_entry(
+                observations.time_scales(run, row, share), run.metrics["step"]
+            )
+            for row in range(len(arms))
+            for share in observations.SHARES.values()
+        ]
+
+    def shaken(values):
+        return values * (1 + 1e-6 * rng.uniform(-1, 1, values.shape))
+
+    names = ("attention_drift", "train_loss", "heldout_kl")
+    firsts = [entry["first"] for entry in entries(run)]
+    for _ in range(10):
+        metrics = run.metrics | {n: shaken(run.metrics[n]) for n in names}
+        again = entries(run._replace(metrics=metrics))
+        assert [entry["first"] for entry in again] == firsts
 
 
 def test_the_three_observations(run):
@@ -104,7 +174,7 @@ def test_gate_and_spread_multiply_to_the_score_gradient(run):
 
 def test_the_report_opens_with_who_was_first(run):
     text = report.opening(run.summary)
-    assert "held by sgd (4 [4, 4]; 4 [4, 4]); reversed by layer_norm (0.25" in text
+    assert "held by sgd (4 [3.5, 8]; 4 [3.5, 8]); reversed by layer_norm (0.25" in text
     found = run.summary["observations"]
     assert found["layer_norm"]["differs_in"] == "value_norm 1"
     assert found["random_frame"]["differs_in"] == "routing_rate 0"

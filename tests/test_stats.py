@@ -144,6 +144,77 @@ def test_median_ratio_with_either_time_censored():
     assert pairs.median == 2.0
 
 
+def test_a_time_read_off_evaluations_lies_between_two_of_them():
+    steps = np.array([0, 5, 10, 20])
+    times = np.array([5.0, 10, 20, np.inf, np.nan])
+    np.testing.assert_array_equal(
+        stats.before(steps, times), [0, 5, 10, np.inf, np.nan]
+    )
+    # Of the 9 seeds' order statistics the interval has the second and the eighth.
+    many = np.array([10.0, 10, 10, 20, 20, 20, 20, 20, np.inf])
+    assert stats.median(many, steps) == stats.Median(20, (5, 20), 9)
+    early = stats.median(np.full(9, 5.0), steps)
+    assert early == stats.Median(5, (None, 5), 9, ("<", "≤", ""))
+
+
+def test_the_ratio_of_such_times_knows_how_far_apart_evaluations_are():
+    steps, eight = np.arange(0, 45, 5), np.ones(8)
+    found = stats.median_ratio(20 * eight, 10 * eight, steps)
+    assert found == stats.Median(2.0, (15 / 10, 20 / 5), 8)
+    # One after the other may be at once, at once may be either before the other.
+    assert stats.median_ratio(15 * eight, 10 * eight, steps).ci95 == (1, 3)
+    assert stats.median_ratio(10 * eight, 10 * eight, steps).ci95 == (0.5, 2)
+    soon = stats.median_ratio(5 * eight, 10 * eight, steps)
+    assert soon == stats.Median(0.5, (None, 1.0), 8, ("<", "≤", ""))
+    late = stats.median_ratio(10 * eight, 5 * eight, steps)
+    assert late == stats.Median(2.0, (1.0, None), 8, ("", "≥", ">"))
+    both = stats.median_ratio(5 * eight, 5 * eight, steps)
+    assert both == stats.Median(None, (None, None), 8, ("<", "?", ">"))
+    # And where one never came, that it did not is known.
+    never = stats.median_ratio(np.inf * eight, 10 * eight, steps)
+    assert never == stats.median_ratio(np.inf * eight, 10 * eight)
+    # Without evaluations times are exact.
+    assert stats.median_ratio(20 * eight, 10 * eight).ci95 == (2, 2)
+
+
+def test_the_true_ratio_is_covered_whatever_is_between_evaluations():
+    """A ratio of 1.1, of which evaluations 10 apart alone would tell 1, and surely."""
+    rng, steps = np.random.default_rng(0), np.arange(0, 100, 10)
+    covered = taken_for_another = 0
+    for t in rng.uniform(21, 27, (400, 12)):
+        seen = [np.ceil(times / 10) * 10 for times in (1.1 * t, t)]
+        low, high = stats.median_ratio(*seen, steps).ci95
+        covered += low <= 1.1 <= high
+        taken_for_another += stats.median_ratio(*seen).ci95 == (1, 1)
+    assert covered == taken_for_another == 400
+
+
+def test_a_difference_by_rounding_is_none():
+    """Of two arms that are one, whose last bits another version of jax changes."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(1, 2, 12).astype(np.float32)
+    same = stats.paired_difference(values * (1 + 1e-6), values)
+    assert min(same.ci95[0], same.bootstrap95[0]) > 0
+    assert stats.sign(same) == 0
+    assert stats.sign(stats.paired_difference(values * (1 + 1e-5), values)) == 1
+    assert stats.sign(stats.paired_difference(values * (1 - 1e-5), values)) == -1
+    assert stats.sign(stats.cross_fitted_difference(values * (1 + 1e-6), values)) == 0
+    np.testing.assert_array_equal(
+        stats.less([1, 1, 1, np.nan, -1, 0], [1 + 1e-6, 1.1, 1, 1, np.inf, 1e-30]),
+        [False, True, False, False, True, True],
+    )
+
+
+def test_what_ends_at_the_threshold_but_for_rounding_got_there():
+    steps = np.array([0, 10, 20])
+    curves = np.array([[3, 2, 1 + 1e-7], [3, 2, 1 + 1e-4], [3, 1 + 1e-7, np.nan]])
+    np.testing.assert_array_equal(
+        stats.first_reached(steps, curves, np.ones(3)), [20, np.inf, 10]
+    )
+    # And what ends where it began did not settle.
+    assert np.isnan(stats.settled(steps, np.array([[1 + 1e-7, 1, 1]]), 0.5))
+
+
 @pytest.mark.parametrize("spread", [0.0, 1.0, 5.0])
 def test_scores_at_settings_chosen_on_the_others_are_covered(spread):
     """Twenty points, a close race and a clear one; the truth is the worth of the tuned.

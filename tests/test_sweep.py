@@ -29,6 +29,7 @@ def small_config(**changes):
     config = config_lib.load(f"{CONFIG}:smoke")
     fields = {"run_arms": ("sgd_matched", "sgd"), "snapshot_seeds": ()}
     config.update_from_flattened_dict(fields | {"diagnostics_length": 0} | changes)
+    config.baseline = config.run_arms[0]
     config_lib.check(config)
     return config
 

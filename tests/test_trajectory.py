@@ -111,3 +111,18 @@ def test_what_has_no_answer_is_nan_and_the_rest_is_not():
     lost = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), nothing)
     curves = look(lost, Batch(inputs, targets)).curves
     assert all(np.isnan(curve[1]) for curve in curves.values())
+
+
+def test_values_that_stay_but_for_rounding_have_no_axes():
+    rng = np.random.default_rng(0)
+    at = rng.normal(size=(1, 7, 4))
+    jitter = 1 + np.finfo(np.float32).eps * rng.integers(-1, 2, (20, 7, 4))
+    w_o = jnp.asarray(rng.normal(size=(20, 4, 3)), jnp.float32)
+    shares = jax.jit(trajectory._path_shares)
+    still = shares(jnp.asarray(at * jitter, jnp.float32), w_o, jax.random.key(0))
+    assert not any(share.known for share in still)
+    assert all(share.value == 0 for share in still)
+    slow = at + 1e-5 * np.cumsum(rng.normal(size=(20, 7, 4)), axis=0)
+    moving = shares(jnp.asarray(slow, jnp.float32), w_o, jax.random.key(0))
+    assert all(share.known for share in moving)
+    assert all(0.5 <= share.value <= 1 for share in moving)

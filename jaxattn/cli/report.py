@@ -1,0 +1,22 @@
+"""Finished runs, side by side."""
+
+from jaxattn import command, report, runs
+from jaxattn.cli import figures
+from jaxattn.command import Line
+
+
+def main(line: Line) -> int:
+    """Prints; returns the exit code."""
+    found = [runs.load_finished(path) for path in figures.require_runs(line)]
+    print(report.side_by_side(found), end="")
+    return 0
+
+
+COMMAND = command.Command(
+    about="Puts finished runs side by side.",
+    flags=(),
+    main=main,
+    examples=("results/sticky results/sticky-full",),
+    words=figures.RUNS,
+    errors=(runs.RunError,),
+)

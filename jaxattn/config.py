@@ -264,6 +264,9 @@ PROOF_FIELDS: dict[str, Rule] = {
         for field, rule in FIELDS.items()
         if field.split(".")[0] in ("model", "task", "run_arms")
     },
+    # All is dense there, in float64, and no estimate of memory is made.
+    **{"task.length": whole(2, 2000), "task.d_x": whole(1, 1000)},
+    **{"model.d_k": whole(1, 1000), "model.d_v": whole(1, 1000)},
 }
 
 

@@ -431,3 +431,10 @@ def test_a_name_of_any_type_is_that_of_the_file(tmp_path, name):
         f"    return ConfigDict({{'name': {name}}}).lock()\n"
     )
     assert config_lib.load(str(path)).name == "own"
+
+
+def test_heads_of_the_proof_are_dense_and_small():
+    config = config_lib.load(str(CONFIGS / "gradients.py"))
+    config.task.length = 10**6
+    with pytest.raises(config_lib.ConfigError, match=r"task.length=1000000: .*2000$"):
+        config_lib.check_proof(config)

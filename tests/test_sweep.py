@@ -448,7 +448,7 @@ def test_a_point_of_a_grid_is_the_run_with_its_rates(arm):
             **{"task.length": config.task.length},
         )
         alone.arms.there = config.arms[arm].to_dict() | at_point(points, arm, index)
-        alone.run_arms = ("there",)
+        alone.run_arms, alone.baseline = ("there",), "there"
         config_lib.check(alone)
         for name, curve in run(alone).curves.items():
             np.testing.assert_allclose(curves[name][0, index], curve[0], atol=3e-5)

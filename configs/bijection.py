@@ -12,7 +12,7 @@ positions so far 0.0037, of one that sees its own alone 1.09.
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {

@@ -9,7 +9,7 @@ most 1e-14 in float64 and 7e-6 in float32; slopes of the remainder within 0.004 
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {

@@ -12,7 +12,7 @@ observations 0.016 and 0.053; of a GRU of its size 0.38.
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {

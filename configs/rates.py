@@ -14,7 +14,7 @@ Bayes, faster values no nearer than SGD; on one sequence nothing learns to speak
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {

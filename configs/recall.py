@@ -7,7 +7,7 @@ python scripts/train.py --config=configs/recall.py:smoke   # seconds
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {

@@ -14,7 +14,7 @@ sequence: 0.177, 0.135, 0.086, 0.073.
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 # The authors' script asks for 0.3 and applies it twice; this is what its chain does:
 # 0.3 + 0.7 * 0.3 / (0.3 + 2 (1 + 1/2 + 1/3) + 1/4).

@@ -10,7 +10,7 @@ the read-out's span 0.69; the loss rises at 0.2 of 50 evaluations.
 
 from ml_collections import ConfigDict
 
-from jaxattn.config import vary
+from jaxattn.experiments.config import vary
 
 VARIANTS = {
     "smoke": {"seeds": 2, "steps": 20, "run_arms": ("sgd", "layer_norm", "dropout")},

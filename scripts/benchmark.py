@@ -34,9 +34,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import attention, command, report, schedules, stats, streaming, sweep
-from jaxattn import config as config_lib
-from jaxattn.command import Flag
+from jaxattn.algorithms import schedules
+from jaxattn.analysis import report, stats
+from jaxattn.cli import command
+from jaxattn.cli.command import Flag
+from jaxattn.engine import sweep
+from jaxattn.experiments import config as config_lib
+from jaxattn.kernels import streaming
+from jaxattn.theory import attention
 
 try:
     import torch

@@ -5,8 +5,7 @@ python scripts/check_gradients.py --help says how; `jaxattn check` is the same.
 
 import sys
 
-from jaxattn import command
-from jaxattn.cli import check
+from jaxattn.cli import check, command
 
 if __name__ == "__main__":
     sys.exit(command.run(check.COMMAND, sys.argv))

@@ -5,8 +5,7 @@ python scripts/figures.py --help says how; `jaxattn figures` is the same.
 
 import sys
 
-from jaxattn import command
-from jaxattn.cli import figures
+from jaxattn.cli import command, figures
 
 if __name__ == "__main__":
     sys.exit(command.run(figures.COMMAND, sys.argv))

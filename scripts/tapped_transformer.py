@@ -18,8 +18,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxattn import command, flax_attention, report
-from jaxattn import config as config_lib
+from jaxattn.analysis import report
+from jaxattn.cli import command
+from jaxattn.experiments import config as config_lib
+from jaxattn.kernels import flax_attention
 
 SYMBOLS, LENGTH, EXAMPLES, HEADS, WIDTH, LAYERS = 16, 31, 32, 2, 32, 2
 

@@ -5,8 +5,7 @@ python scripts/train.py --help says how; `jaxattn train` is the same.
 
 import sys
 
-from jaxattn import command
-from jaxattn.cli import train
+from jaxattn.cli import command, train
 
 if __name__ == "__main__":
     sys.exit(command.run(train.COMMAND, sys.argv))

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxattn.attention import Params
 from jaxattn.tasks.base import Batch
+from jaxattn.theory.attention import Params
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

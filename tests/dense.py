@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import attention
-from jaxattn.streaming import LawStatistics
+from jaxattn.kernels.streaming import LawStatistics
+from jaxattn.theory import attention
 
 
 def in_sight(length, sources, *, causal=False, window=None, key_length=None):

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn import attention, sweep, trajectory
+from jaxattn.engine import sweep
+from jaxattn.measures import trajectory
+from jaxattn.theory import attention
 
 
 def random_problem(

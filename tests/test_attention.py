@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from problems import random_mask, random_problem
 
-from jaxattn import attention
+from jaxattn.theory import attention
 
 # One block, one block exactly, several groups, several blocks a group.
 LENGTHS = (1, 7, 257, 700, 2100)

@@ -9,10 +9,13 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from jaxattn import command, first_order, laws, proof, runs
-from jaxattn import config as config_lib
+from jaxattn.analysis import runs
 from jaxattn.cli import check as check_command
-from jaxattn.witnesses import check
+from jaxattn.cli import command
+from jaxattn.experiments import config as config_lib
+from jaxattn.proof import check, first_order
+from jaxattn.proof import prove as proof
+from jaxattn.theory import laws
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "--config=configs/gradients.py:smoke"

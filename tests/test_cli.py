@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import jaxattn
-from jaxattn import cli, command, progress
-from jaxattn import config as config_lib
-from jaxattn.cli import check, figures, report, train
+from jaxattn import cli
+from jaxattn.cli import check, command, figures, report, train
+from jaxattn.engine import progress
+from jaxattn.experiments import config as config_lib
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn import config as config_lib
-from jaxattn import schedules
+from jaxattn.algorithms import schedules
+from jaxattn.experiments import config as config_lib
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -399,7 +399,7 @@ def test_whatever_a_file_gives_is_one_line(tmp_path, field, value, said):
         "import numpy as np\n"
         "from ml_collections import ConfigDict\n"
         "from ml_collections.config_dict import required_placeholder\n"
-        "from jaxattn import config\n"
+        "from jaxattn.experiments import config\n"
         "def get_config(variant):\n"
         f"    found = config.load({str(CONFIGS / 'sticky.py')!r})\n"
         "    with found.ignore_type(), found.unlocked():\n"

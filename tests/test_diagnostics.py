@@ -9,7 +9,9 @@ import pytest
 from jax.test_util import check_grads
 from problems import random_mask, random_problem
 
-from jaxattn import attention, diagnostics, laws, streaming
+from jaxattn.kernels import streaming
+from jaxattn.measures import diagnostics
+from jaxattn.theory import attention, laws
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -9,8 +9,10 @@ import optax
 import pytest
 from problems import random_direction, random_mask, random_problem, relative_error
 
-from jaxattn import attention, first_order, laws, losses, schedules
+from jaxattn.algorithms import schedules
+from jaxattn.proof import first_order
 from jaxattn.tasks.base import Batch
+from jaxattn.theory import attention, laws, losses
 
 
 def losses_of(params, inputs, targets, mask):

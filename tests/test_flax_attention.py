@@ -13,7 +13,7 @@ import pytest
 from flax import linen, nnx
 from problems import relative_error
 
-from jaxattn import flax_attention, streaming
+from jaxattn.kernels import flax_attention, streaming
 
 INPUTS = np.random.default_rng(0).normal(size=(3, 7, 8)).astype(np.float32)
 _SEEN = np.random.default_rng(1).random((3, 1, 7, 7)) < 0.6

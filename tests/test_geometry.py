@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn import diagnostics, geometry
+from jaxattn.measures import diagnostics, geometry
 
 pytestmark = pytest.mark.usefixtures("x64")
 # Of a generator that compiles in half the time of the default one.

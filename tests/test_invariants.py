@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxattn import attention, laws
+from jaxattn.theory import attention, laws
 
 # Shapes are few, so that little is compiled; numbers are hypothesis's own.
 LENGTHS = st.sampled_from([1, 4])

@@ -16,8 +16,9 @@ from problems import (
     relative_error,
 )
 
-from jaxattn import attention, laws, losses, m_steps, schedules
+from jaxattn.algorithms import schedules
 from jaxattn.tasks.base import Batch
+from jaxattn.theory import attention, laws, losses, m_steps
 
 QUERIES, SOURCES, D_K, D_V = 250, 170, 9, 14
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxattn import losses
+from jaxattn.theory import losses
 
 
 @pytest.fixture

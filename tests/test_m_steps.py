@@ -10,9 +10,9 @@ import pytest
 import scipy.optimize
 from problems import central_difference, random_direction, relative_error
 
-from jaxattn import m_steps
-from jaxattn.attention import Params
-from jaxattn.m_steps import Held
+from jaxattn.theory import m_steps
+from jaxattn.theory.attention import Params
+from jaxattn.theory.m_steps import Held
 
 PROBLEMS = 250  # of each shape
 # R, d_x, d_v, C: two classes, where the bound is tight; fewer rows than inputs; ...

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import config as config_lib
-from jaxattn import memory, sweep
+from jaxattn.engine import memory, sweep
+from jaxattn.experiments import config as config_lib
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MATRIX = jax.ShapeDtypeStruct((100, 100), np.float32)

@@ -7,9 +7,11 @@ import PIL.Image
 import pytest
 from problems import result_of
 
-from jaxattn import config as config_lib
-from jaxattn import observations, one_head, report, run_figures, runs
-from jaxattn import snapshot_figures as snapshots
+from jaxattn.analysis import observations, report, runs
+from jaxattn.experiments import config as config_lib
+from jaxattn.experiments import one_head
+from jaxattn.views import run_figures
+from jaxattn.views import snapshot_figures as snapshots
 
 ARMS = ("sgd", "layer_norm", "random_frame")
 SEEDS, STEPS, LENGTH = 8, 10, 6

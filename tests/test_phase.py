@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from problems import result_of
 
-from jaxattn import config as config_lib
-from jaxattn import one_head, phase, phase_figures, runs, sweep
+from jaxattn.analysis import phase, runs
+from jaxattn.engine import sweep
+from jaxattn.experiments import config as config_lib
+from jaxattn.experiments import one_head
+from jaxattn.views import phase_figures
 
 CONFIG = Path(__file__).parents[1] / "configs" / "rates.py"
 SEEDS = 8

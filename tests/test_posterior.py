@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxattn import losses, posterior
+from jaxattn.measures import posterior
+from jaxattn.theory import losses
 
 
 class Measures(NamedTuple):

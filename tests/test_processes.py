@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxattn import processes
+from jaxattn.engine import processes
 
 ROOT = Path(__file__).parents[1]
 # Five seeds: in the last round one process has nothing of its own to do.

@@ -15,19 +15,13 @@ import numpy as np
 import pytest
 from problems import result_of
 
-from jaxattn import config as config_lib
-from jaxattn import (
-    figures,
-    html,
-    launch,
-    one_head,
-    report,
-    run_figures,
-    runs,
-    stats,
-    sweep,
-    trajectory,
-)
+from jaxattn.analysis import report, runs, stats
+from jaxattn.cli import launch
+from jaxattn.engine import sweep
+from jaxattn.experiments import config as config_lib
+from jaxattn.experiments import one_head
+from jaxattn.measures import trajectory
+from jaxattn.views import figures, html, run_figures
 
 PICTURES = [
     *("curves.png", "final.png", "arrival.png", "frame.png", "diagnostics.png"),

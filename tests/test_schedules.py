@@ -11,9 +11,11 @@ import optax
 import pytest
 from problems import random_problem, relative_error
 
-from jaxattn import attention, losses, m_steps, schedules, stats
+from jaxattn.algorithms import schedules
+from jaxattn.analysis import stats
 from jaxattn.tasks import sticky
 from jaxattn.tasks.base import Batch
+from jaxattn.theory import attention, losses, m_steps
 
 ARMS = {
     "sgd": schedules.gradient(optax.sgd(0.01)),

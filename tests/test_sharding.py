@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxattn import streaming
+from jaxattn.kernels import streaming
 
 LENGTH, HEADS, KV_HEADS, DEVICES = 140, 8, 4, 4
 HEAD = PartitionSpec(None, "device")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from jaxattn import stats
+from jaxattn.analysis import stats
 
 
 def test_estimate_is_student_s():

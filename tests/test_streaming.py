@@ -15,7 +15,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.extend.random import threefry2x32_p
 from problems import central_difference, random_direction, relative_error
 
-from jaxattn import laws, streaming
+from jaxattn.kernels import streaming
+from jaxattn.theory import laws
 
 
 class Problem(NamedTuple):

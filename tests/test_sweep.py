@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import attention, diagnostics, losses, memory, stats, sweep
-from jaxattn import config as config_lib
+from jaxattn.analysis import stats
+from jaxattn.engine import memory, sweep
+from jaxattn.experiments import config as config_lib
+from jaxattn.measures import diagnostics
+from jaxattn.theory import attention, losses
 
 EVERY_ARM = ("sgd", "em", "sgd_matched", "adam")
 CONFIG = Path(__file__).parents[1] / "configs" / "sticky.py"

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxattn import runs
+from jaxattn.analysis import runs
+from jaxattn.cli.command import keep_programs, run
 from jaxattn.cli.train import COMMAND
-from jaxattn.command import keep_programs, run
 
 ROOT = Path(__file__).parents[1]
 FILES = [

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from problems import random_problem
 
-from jaxattn import attention, laws, losses, trajectory
+from jaxattn.measures import trajectory
 from jaxattn.tasks.base import Batch
+from jaxattn.theory import attention, laws, losses
 
 LENGTH = 9
 

@@ -10,9 +10,12 @@ import optax
 import pytest
 from problems import relative_error
 
-from jaxattn import attention, laws, losses, m_steps, schedules, streaming, transformer
+from jaxattn.algorithms import schedules
+from jaxattn.kernels import streaming
+from jaxattn.models import transformer
+from jaxattn.models.transformer import Architecture
 from jaxattn.tasks.base import Batch
-from jaxattn.transformer import Architecture
+from jaxattn.theory import attention, laws, losses, m_steps
 
 TOKENS, CLASSES, LENGTH = 7, 5, 9
 

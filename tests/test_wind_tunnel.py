@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from jaxattn import (
-    attention,
-    launch,
-    observations,
-    runs,
-    sweep,
-    transformer,
-    tunnel_figures,
-    tunnel_report,
-    wind_tunnel,
-)
-from jaxattn import config as config_lib
+from jaxattn.analysis import observations, runs, tunnel_report
+from jaxattn.cli import launch
+from jaxattn.engine import sweep
+from jaxattn.experiments import config as config_lib
+from jaxattn.experiments import wind_tunnel
+from jaxattn.models import transformer
 from jaxattn.tasks import catalogue
+from jaxattn.theory import attention
+from jaxattn.views import tunnel_figures
 
 SEEDS = 3  # of which two train at once
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn import attention, laws
-from jaxattn.witnesses import check, claims, reference
+from jaxattn.proof import check, claims, reference
+from jaxattn.theory import attention, laws
 
 BOUNDS = check.Bounds(float64=1e-12, float32=1e-5, difference=1e-6)
 # Room for every law: several sources, values with a direction, 2 groups of 2 heads.

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         print(what, file=sys.stderr)
         return 2
     # Late: JAX takes a second, which --help and --version need not wait for.
-    from jaxattn import command
+    from jaxattn.cli import command
 
     module = importlib.import_module(f"jaxattn.cli.{name}")
     return command.run(module.COMMAND, [f"jaxattn {name}", *arguments[1:]])

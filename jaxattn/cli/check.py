@@ -6,10 +6,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxattn import command, progress, proof, runs
-from jaxattn import config as config_lib
-from jaxattn.cli import listing
-from jaxattn.command import Line
+from jaxattn.analysis import runs
+from jaxattn.cli import command, listing
+from jaxattn.cli.command import Line
+from jaxattn.engine import progress
+from jaxattn.experiments import config as config_lib
+from jaxattn.proof import prove as proof
 
 
 def main(line: Line) -> int:

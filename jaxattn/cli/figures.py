@@ -4,8 +4,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from jaxattn import command, launch, progress, runs
-from jaxattn.command import Line
+from jaxattn.analysis import runs
+from jaxattn.cli import command, launch
+from jaxattn.cli.command import Line
+from jaxattn.engine import progress
 
 RUNS = "RUN [RUN ...]"
 

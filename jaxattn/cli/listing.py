@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxattn import command
-from jaxattn import config as config_lib
-from jaxattn.command import Line
+from jaxattn.cli import command
+from jaxattn.cli.command import Line
+from jaxattn.experiments import config as config_lib
 
 _LONG = 32  # characters of a field with its value
 _SCHEDULES = {

@@ -1,8 +1,8 @@
 """Finished runs, side by side."""
 
-from jaxattn import command, report, runs
-from jaxattn.cli import figures
-from jaxattn.command import Line
+from jaxattn.analysis import report, runs
+from jaxattn.cli import command, figures
+from jaxattn.cli.command import Line
 
 
 def main(line: Line) -> int:

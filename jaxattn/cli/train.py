@@ -7,10 +7,11 @@ import sys
 
 import jax
 
-from jaxattn import command, launch, processes, runs
-from jaxattn import config as config_lib
-from jaxattn.cli import figures, listing
-from jaxattn.command import Flag, Line
+from jaxattn.analysis import runs
+from jaxattn.cli import command, figures, launch, listing
+from jaxattn.cli.command import Flag, Line
+from jaxattn.engine import processes
+from jaxattn.experiments import config as config_lib
 
 _PORT = re.compile(r".+:(\d+)")
 

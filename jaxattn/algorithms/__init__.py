@@ -1,0 +1,1 @@
+"""How parameters move: pure (init, step) pairs, by gradient, by role, by EM."""

@@ -1,0 +1,1 @@
+"""Arrays to numbers: the run directory, statistics over seeds, verdicts."""

@@ -1,0 +1,1 @@
+"""Arms x seeds x grid to arrays: plan, programs, rounds, checkpoints, processes."""

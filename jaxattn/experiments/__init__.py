@@ -1,0 +1,1 @@
+"""From a config to what is drawn, started, moved, scored and measured."""

@@ -1,0 +1,1 @@
+"""The laws at any length: streaming attention with taps, and its Flax adapter."""

@@ -1,0 +1,1 @@
+"""What is asked of a model: diagnostics, geometry, distances to the posterior."""

@@ -1,0 +1,1 @@
+"""What is trained: a transformer, and baselines without attention."""

@@ -1,0 +1,1 @@
+"""The witnesses of every law: by hand, by autodiff, by central differences."""

@@ -1,0 +1,1 @@
+"""The equations, arrays in and arrays out: attention, losses, laws, M-steps."""

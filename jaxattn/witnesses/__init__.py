@@ -1,1 +1,0 @@
-"""Every law by three witnesses: by hand, by autodiff, by central difference."""

@@ -437,3 +437,12 @@ def test_what_is_not_finite_is_not_hidden():
     assert np.isnan(diagnostics.centred(lost)).any()
     assert np.isnan(diagnostics.drift(lost, lost)).any()
     assert diagnostics.differ(jnp.ones((5, 3)).at[2, 1].set(jnp.inf))
+
+
+def test_what_is_masked_is_never_read(x64):
+    worth, mask = np.array([[1.0, 2.0, np.nan]]), np.array([[True, True, False]])
+    weight = np.array([[0.5, 0.5, 0.0]])
+    assert diagnostics.advantage_spread(worth, mask) == 0.5
+    np.testing.assert_array_equal(diagnostics.gate(weight, worth, mask), [[1], [True]])
+    advantage = laws.advantage(weight, worth)
+    assert diagnostics.routing_pressure(weight, advantage) == 0.25

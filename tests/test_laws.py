@@ -380,6 +380,19 @@ def test_padding_without_weight_is_never_read_on_any_route():
             np.testing.assert_array_equal(one, other, err_msg=name)
 
 
+def test_weights_of_one_are_none_also_with_padding():
+    params, inputs, targets = random_problem(0, dtype=np.float32)
+    mask = np.tri(12, dtype=bool)
+    mask[8:] = False
+    padded = inputs.at[8:].set(jnp.nan)
+    found = [
+        laws.loss_and_gradient(params, padded, targets, mask, weights)
+        for weights in (None, jnp.ones(12))
+    ]
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_laws_do_not_read_what_has_no_weight(x64, causal):
     """Each by itself, of maps in which some sources and some queries have none."""

@@ -147,9 +147,7 @@ def test_median_ratio_with_either_time_censored():
 def test_a_time_read_off_evaluations_lies_between_two_of_them():
     steps = np.array([0, 5, 10, 20])
     times = np.array([5.0, 10, 20, np.inf, np.nan])
-    np.testing.assert_array_equal(
-        stats.before(steps, times), [0, 5, 10, np.inf, np.nan]
-    )
+    np.testing.assert_array_equal(stats.before(steps, times), [0, 5, 10, 20, np.nan])
     # Of the 9 seeds' order statistics the interval has the second and the eighth.
     many = np.array([10.0, 10, 10, 20, 20, 20, 20, 20, np.inf])
     assert stats.median(many, steps) == stats.Median(20, (5, 20), 9)
@@ -170,11 +168,31 @@ def test_the_ratio_of_such_times_knows_how_far_apart_evaluations_are():
     assert late == stats.Median(2.0, (1.0, None), 8, ("", "≥", ">"))
     both = stats.median_ratio(5 * eight, 5 * eight, steps)
     assert both == stats.Median(None, (None, None), 8, ("<", "?", ">"))
-    # And where one never came, that it did not is known.
+    # Where one never came, it came after the last.
     never = stats.median_ratio(np.inf * eight, 10 * eight, steps)
-    assert never == stats.median_ratio(np.inf * eight, 10 * eight)
+    assert never == stats.Median(None, (40 / 10, None), 8, ("", ">", ">"))
+    never = stats.median_ratio(10 * eight, np.inf * eight, steps)
+    assert never == stats.Median(None, (None, 10 / 40), 8, ("<", "<", ""))
+    some = np.where(np.arange(8) < 2, 50, np.inf)
+    times = np.where(np.arange(8) < 2, 10, 40)
+    assert stats.median_ratio(some, times, np.arange(0, 45, 5)).ci95[0] == 1.0
     # Without evaluations times are exact.
     assert stats.median_ratio(20 * eight, 10 * eight).ci95 == (2, 2)
+
+
+def test_the_true_ratio_is_covered_where_times_lie_beyond_the_run():
+    """A ratio of 2, of which a third of the slower times are not seen."""
+    rng, steps = np.random.default_rng(0), np.arange(0, 101, 10)
+    covered = 0
+    for below in rng.uniform(20, 75, (400, 12)):
+        above = below * 2 * rng.lognormal(0, 0.3, 12)
+        seen = [
+            np.where(times > 100, np.inf, np.ceil(times / 10) * 10)
+            for times in (above, below)
+        ]
+        low, high = stats.median_ratio(*seen, steps).ci95
+        covered += (low or 0) <= 2 <= (np.inf if high is None else high)
+    assert covered >= 0.95 * 400
 
 
 def test_the_true_ratio_is_covered_whatever_is_between_evaluations():

@@ -403,18 +403,55 @@ def test_a_query_is_a_matter_of_what_it_sees_alone(block_size):
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("block_size", [4, None])
-def test_a_nan_shows_in_the_gradients_of_what_it_touches(block_size):
+@pytest.mark.parametrize("block_size", [1, 5, None])
+@pytest.mark.parametrize("spoilt", ["query", "upstream", "bias"])
+def test_a_nan_shows_in_the_gradients_of_what_it_touches(spoilt, block_size):
     query, key, value, upstream = heads(0, 12, 12, dtype=np.float32)
-    options = {"causal": True, "block_size": block_size}
-    upstream = upstream.at[5].set(jnp.nan)
-    of_query, of_key, of_value = gradients(query, key, value, upstream, **options)
+    bias = jnp.zeros((12, 12))
+    if spoilt == "query":
+        query = query.at[5].set(jnp.nan)
+    elif spoilt == "upstream":
+        upstream = upstream.at[5].set(jnp.nan)
+    else:  # a score that no number holds
+        bias = bias.at[5, 2].set(jnp.inf)
+    tap = streaming.zero_tap(12, (2,))
+
+    def total(query, key, value, bias, tap):
+        options = {"causal": True, "block_size": block_size}
+        context = streaming.attend(query, key, value, bias=bias, tap=tap, **options)
+        return jnp.vdot(upstream, context)
+
+    of_query, of_key, of_value, of_bias, statistics = jax.jit(
+        jax.grad(total, (0, 1, 2, 3, 4))
+    )(query, key, value, bias, tap)
+    seen = np.arange(12) <= 5
     for gradient, touched in (
         (of_query, np.arange(12) == 5),
-        (of_key, np.arange(12) <= 5),
-        (of_value, np.arange(12) <= 5),
+        (of_key, seen),
+        (of_value, seen),
     ):
         np.testing.assert_array_equal(np.isnan(gradient).any(axis=(1, 2)), touched)
+    touched = (np.arange(12) == 5)[:, None] & seen
+    np.testing.assert_array_equal(np.isnan(of_bias), touched)
+    usage = np.isnan(statistics.column_usage).any(axis=0)
+    np.testing.assert_array_equal(usage, seen)
+
+
+def test_blind_queries_are_counted_whatever_they_are():
+    query, key, value, upstream = heads(0, 12, 12, dtype=np.float32)
+    tap = streaming.zero_tap(12, (2,))
+
+    def blind(query, upstream):
+        def total(tap):
+            context = streaming.attend(query, key, value, window=(None, -3), tap=tap)
+            return jnp.vdot(upstream, context)
+
+        return jax.grad(total)(tap).blind_rows
+
+    spoilt = query.at[1].set(jnp.nan)
+    np.testing.assert_array_equal(blind(query, upstream), [3, 3])
+    np.testing.assert_array_equal(blind(spoilt, upstream), [3, 3])
+    np.testing.assert_array_equal(blind(spoilt, upstream.at[1].set(0)), [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -721,7 +758,7 @@ def shaped(*shape, dtype=np.float32):
                 "dropout_key": jax.random.key(0),
                 "dropout_slot": np.array([0, 2**32]),
             },
-            "dropout_slot=.*: allowed: from 0, below",
+            "dropout_slot=.*: allowed: whole numbers from 0, below",
         ),
         (None, {"mask": shaped(9, 9)}, "mask of float32: allowed: bool"),
         (None, {"mask": shaped(9, 8, dtype=bool)}, r"mask \(9, 8\): allowed: what"),
@@ -729,6 +766,7 @@ def shaped(*shape, dtype=np.float32):
         (None, {"bias": shaped(1, 2, 9, 9)}, r"bias \(1, 2, 9, 9\): allowed: what"),
         (None, {"window": -1}, "window=-1: allowed: one that is not empty"),
         (None, {"window": (1, -2)}, r"window=\(1, -2\): allowed: one that is not"),
+        (None, {"window": (-1, 3), "causal": True}, "allowed: one that is not empty"),
         (None, {"window": 2.5}, "window=2.5: allowed: whole numbers, or None"),
         (None, {"window": (1, 2, 3)}, r"window=\(1, 2, 3\): allowed: whole .* or two"),
         (None, {"block_size": (4.0, 4)}, r"block_size=\(4.0, 4\): allowed: whole"),

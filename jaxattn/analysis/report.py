@@ -344,8 +344,9 @@ def speedup_entry(speedup: stats.Median) -> dict[str, Any]:
     """A speed-up as it stands in summary.json.
 
     `beyond` tells what None stands for at the low end, the median and the high end:
-    "<" slower than any, ">" faster than any, "?" not known; of a median "≥" says that
-    it is at least so much, see `stats.Median`.
+    of a median "<" below 1, since the arm came later than the run, ">" above 1, since
+    the baseline did, "?" not known, "≥" at least so much; of an end "<" 0, ">" no
+    bound. See `stats.Median`.
     """
     return {
         "median": speedup.median,
@@ -954,16 +955,15 @@ def speedup_cell(speedup: dict[str, Any]) -> str:
     if speedup["ci95"] is None:
         return times
     low, high = speedup["ci95"]
-    if low is not None and high is None:
-        return f"{times} [{_ratio(low, below)}, ∞]"
-    return f"{times} [{_ratio(low, below)}, {_ratio(high, above)}]"
+    low, high = _ratio(low, below, none="0"), _ratio(high, above, none="∞")
+    return f"{times} [{low}, {high}]"
 
 
-def _ratio(value: float | None, beyond: str) -> str:
+def _ratio(value: float | None, beyond: str, none: str | None = None) -> str:
     """A speed-up; a censored one is of an arm, or a baseline, that never got there."""
     if value is not None:
         return f"{value:.3g}"
-    return {"<": "<1", ">": ">1", "?": "?"}[beyond]
+    return none or {"<": "<1", ">": ">1", "?": "?"}[beyond]
 
 
 def _at_once(steps: dict[str, Any], summary: dict[str, Any]) -> bool:

@@ -256,11 +256,12 @@ def before(steps: np.ndarray, times: np.ndarray) -> np.ndarray:
 
     Returns:
       (...), 0 before the first evaluation that was asked, where nothing more is known
-      than that it was by then (left-censored); inf and NaN as they are.
+      than that it was by then (left-censored); the last evaluation where t is inf, and
+      nothing more is known than that it was not by then; NaN as it is.
     """
     place = np.searchsorted(steps, times) - 1
     earlier = np.asarray(steps, np.float64)[np.maximum(place, 0)]
-    return np.where(np.isfinite(times), earlier, times)
+    return np.where(np.isnan(times), times, earlier)
 
 
 def arrived(steps: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -320,7 +321,8 @@ def median_ratio(
     """Median over seeds of a ratio of two times, either of which may be censored.
 
     Where both are, the ratio is anything. Such a seed is counted once as the least and
-    once as the greatest, and what then differs is not known.
+    once as the greatest, and what then differs is not known. Where one is, it came
+    after the last evaluation, which bounds the ratio on one side.
 
     Times s and t that were read off evaluations lie in (s⁻, s] and (t⁻, t], s⁻ and t⁻
     the evaluations `before`, so that the ratio lies between s⁻ / t and s / t⁻ (0 or

@@ -145,10 +145,10 @@ def attend(
     that have something in sight, compile time with none of the sizes. `jvp` of a
     gradient works, `jvp` alone and `grad` of a gradient do not.
 
-    A query is a matter of what it sees alone: where a source in sight is not finite the
-    query is NaN, and what is out of sight is never read. Likewise a query that is not
-    finite makes NaN of the gradients of what it sees, unless it sees nothing or its
-    upstream gradient is 0, as that of padding is.
+    A query depends on the sources that it sees alone: where one of these is not finite
+    the query is NaN, and what is out of sight is never read. Likewise a query that is
+    not finite turns the gradients of what it sees into NaN, unless it sees nothing or
+    its upstream gradient is 0, as that of padding is.
 
     Args:
       query: q (T, H, d_k), or (T, d_k) without a head axis, then all are.
@@ -472,6 +472,8 @@ def _forward(plan, query, key, value, bias, side):
         blind = largest == -jnp.inf
         normaliser = jnp.where(blind, 1, summed[-1])
         context = (summed[:-1] / normaliser[None]).T
+        # Not what a score beyond all numbers leaves, which is NaN.
+        largest = jnp.where(largest == jnp.inf, jnp.nan, largest)
         largest = jnp.where(blind, jnp.inf, largest)
         return _put(results, (context, largest, normaliser), first)
 
@@ -502,13 +504,14 @@ def _backward(
         & attention.finite_rows(upstream)
     )
     # Of what is not sound: that which tells the loss nothing, and that which spoils it.
-    silent = ~sound & ((largest == jnp.inf) | jnp.all(upstream == 0, axis=1))
+    padding = ~sound & jnp.all(upstream == 0, axis=1)
+    silent = padding | (~sound & (largest == jnp.inf))
     mark = jnp.where(sound | silent, 0, jnp.nan)[:, None]
     query, upstream, context = (
         jnp.where(sound[:, None], array, 0) for array in (query, upstream, context)
     )
     largest = jnp.where(silent, jnp.inf, largest)
-    normaliser = jnp.where(silent, 1, normaliser)
+    normaliser = jnp.where(sound, normaliser, 1)
 
     scale = 1 / math.sqrt(depth)
     query, upstream = query * scale, upstream / normaliser[:, None]
@@ -529,7 +532,7 @@ def _backward(
         # exp(s - inf) = 0: what is not new weighs nothing, and what is blind.
         shift = jnp.where(is_new, _cut(largest, first, plan.rows), jnp.inf)[None]
         normal = _cut(normaliser, first, plan.rows)
-        counts = is_new & ~_cut(silent, first, plan.rows)
+        counts = is_new & ~_cut(padding, first, plan.rows)
 
         def step(tile, carry):
             query_gradient_t, sums, row_sums = carry
@@ -895,7 +898,8 @@ def _band(causal: bool, window, length: int, sources: int):
     for side in (before, after):
         if side is not None and _whole(side) < -(2**30):
             raise ValueError(f"window={window!r}: allowed: {allowed}")
-    if before is not None and after is not None and before + after < 0:
+    end = 0 if causal and (after is None or after > 0) else after
+    if before is not None and end is not None and before + end < 0:
         raise ValueError(f"window={window!r}: allowed: one that is not empty")
     before = None if before is None or before >= length + sources else int(before)
     after = None if after is None or after >= length + sources else int(after)
@@ -1019,8 +1023,11 @@ def _check_dropout(rate: float, key, slot, num_heads: int):
     slot = _count(num_heads) if slot is None else slot
     if not isinstance(slot, jax.Array):
         slot = np.asarray(slot)
-        if slot.size and not 0 <= slot.min() <= slot.max() < 2**32:
-            raise ValueError(f"dropout_slot={slot!r}: allowed: from 0, below 2^32")
+        whole = np.issubdtype(slot.dtype, np.integer)
+        if not whole or (slot.size and not 0 <= slot.min() <= slot.max() < 2**32):
+            raise ValueError(
+                f"dropout_slot={slot!r}: allowed: whole numbers from 0, below 2^32"
+            )
     if slot.shape != (num_heads,):
         raise ValueError(f"dropout_slot {slot.shape}: allowed: ({num_heads},)")
     return (words[0], words[1]), jnp.asarray(slot.astype(np.uint32))

@@ -158,7 +158,7 @@ def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
     """
     chex.assert_rank([weight, advantage], 2)
     chex.assert_equal_shape([weight, advantage])
-    return jnp.sum(weight * advantage**2, axis=1)
+    return jnp.sum(jnp.where(weight == 0, 0, weight * advantage**2), axis=1)
 
 
 def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
@@ -180,8 +180,8 @@ def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
     in_sight = jnp.where(seen, compatibility, 0)
     seen = seen.astype(compatibility.dtype)
     equal = seen / jnp.maximum(jnp.sum(seen, axis=1, keepdims=True), 1)
-    mean_of_all = jnp.sum(equal * compatibility, axis=1, keepdims=True)
-    spread = jnp.sum(equal * jnp.abs(compatibility - mean_of_all), axis=1)
+    mean_of_all = jnp.sum(equal * in_sight, axis=1, keepdims=True)
+    spread = jnp.sum(equal * jnp.abs(in_sight - mean_of_all), axis=1)
     return jnp.where(spread <= jax.vmap(rounding)(in_sight), 0, spread)
 
 
@@ -204,7 +204,8 @@ def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Answer:
     """
     spread = advantage_spread(compatibility, mask)
     advantage = laws.advantage(weight, compatibility)
-    return divided(jnp.sum(weight * jnp.abs(advantage), axis=1), spread)
+    through = jnp.where(weight == 0, 0, weight * jnp.abs(advantage))
+    return divided(jnp.sum(through, axis=1), spread)
 
 
 def drift(weight: jax.Array, final: jax.Array) -> jax.Array:

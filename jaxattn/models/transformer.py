@@ -450,7 +450,7 @@ _KIND = {
 def rotate(array: jax.Array) -> jax.Array:
     """Turns queries or keys by angles that grow with their position.
 
-    (x_n, x_{n+d/2}) turned by t b^{-2n/d}, b = 10,000: q_i·k_j then hangs on i - j
+    (x_n, x_{n+d/2}) turned by t b^{-2n/d}, b = 10,000: q_i·k_j then depends on i - j
 
     Args:
       array: (T, H, d), d even.

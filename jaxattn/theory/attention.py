@@ -370,9 +370,9 @@ def readout(
 def only_used(inputs: jax.Array, mask, share: jax.Array | None = None) -> jax.Array:
     """Inputs, and 0 in place of what is not finite and of no use to the loss.
 
-    Position j is used where it counts as a query (share_j ≠ 0), or some query that
-    counts may look at it. Padding, whatever is in it, then reaches no number and no
-    gradient.
+    Position j is used where it counts as a query (share_j ≠ 0, and it may look
+    somewhere), or some query that counts may look at it. Padding, whatever is in it,
+    then reaches no number and no gradient.
 
     Args:
       inputs: x (T, d_x).
@@ -385,7 +385,8 @@ def only_used(inputs: jax.Array, mask, share: jax.Array | None = None) -> jax.Ar
     causal = is_causal(mask)
     if mask is None or (share is None and causal):
         return inputs
-    counts = jnp.any(jnp.asarray(mask), axis=1) if share is None else share != 0
+    counts = True if causal else jnp.any(jnp.asarray(mask), axis=1)
+    counts = counts if share is None else counts & (share != 0)
     if causal:  # without an array of all pairs
         used = jax.lax.cummax(counts.astype(jnp.int8), reverse=True) > 0
     else:

@@ -454,7 +454,10 @@ def test_a_point_of_a_grid_is_the_run_with_its_rates(arm):
         alone.run_arms, alone.baseline = ("there",), "there"
         config_lib.check(alone)
         for name, curve in run(alone).curves.items():
-            np.testing.assert_allclose(curves[name][0, index], curve[0], atol=3e-5)
+            # Large rates blow rounding up, which differs between fusions.
+            np.testing.assert_allclose(
+                curves[name][0, index], curve[0], rtol=1e-4, atol=3e-5
+            )
 
 
 def at_point(points, arm, index):

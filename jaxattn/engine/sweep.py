@@ -29,6 +29,8 @@ from jaxattn.tasks.base import Batch, Task
 
 # Of the memory of a machine, that a run may use beside what trains.
 _HOST_SHARE = 0.5
+# What XLA may ask for, of the peak of a program: seen up to 1.3 with jax 0.12.0.
+_XLA_SHARE = 1.35
 # How often what is kept is there at once: in parts, joined, sorted and written.
 _KEPT_COPIES = 4
 _FEWER = {
@@ -974,7 +976,7 @@ def _seed_bytes(config: ConfigDict, room: int, most: float) -> int:
     _require_kept(config, length_field, pictures, room)
     for kind in ("begin", "train", "look"):
         trace(kind)
-    return held + max(map(memory.peak, traced.values()))
+    return held + int(_XLA_SHARE * max(map(memory.peak, traced.values())))
 
 
 def _require_mask(config: ConfigDict, room: int) -> None:

@@ -27,8 +27,8 @@ def peak(jaxpr: core.ClosedJaxpr) -> int:
     Every operation is taken to write its results before its arguments, and what only it
     needs inside, are given back. XLA does better where it fuses operations or works in
     place: on the programs of `sweep` this was 1.6 to 2.5 times what XLA then asked for
-    (with jax 0.12.0 down to 0.8 times; `sweep` adds a third, and tests/test_memory.py holds
-    that to 1 to 4 times).
+    (with jax 0.12.0 down to 0.8 times; `sweep` adds a third, and tests/test_memory.py
+    holds that to 1 to 4 times).
 
     Args:
       jaxpr: from `jax.make_jaxpr` or `jax.jit(...).trace`.

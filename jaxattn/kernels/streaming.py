@@ -519,7 +519,6 @@ def _backward(
     wide_query, wide_upstream = _widen(query), _widen(upstream)
     expected = jnp.sum(upstream * context, axis=1)  # E_i[b] / n_i = u_i·g_i / n_i
     tapped = asked.tap is not None
-    masked = bias is not None
 
     def rows(carry, first, new):
         query_gradient, sums, totals = carry
@@ -539,7 +538,7 @@ def _backward(
             score = _scores(plan, tile, query_block_t, scored, bias, side)
             # Not left to exp(-inf): of a NaN less inf, or -inf less NaN, it is NaN.
             nothing = shift == jnp.inf
-            if tile.partly or masked:
+            if tile.partly or bias is not None:
                 nothing |= score == -jnp.inf
             exponential = jnp.where(nothing, 0, jnp.exp(score - shift))
             value_block = _cut(value, tile.source, plan.columns)

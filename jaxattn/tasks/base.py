@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 
 class Batch(NamedTuple):
@@ -24,14 +23,6 @@ class Task(NamedTuple):
 
     sample: Callable[[jax.Array], Batch]  # random key -> one sequence
     bayes: Callable[[Batch], jax.Array]
-
-
-def require_count(name: str, value: int, least: int, most: int | None = None) -> None:
-    """Raises ValueError, naming it, unless a value is a whole number in this range."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        range_ = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}={value!r}: allowed: a whole number, {range_}")
 
 
 def require_probability(name: str, value: float) -> None:

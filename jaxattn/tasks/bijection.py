@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task, require_count
+from jaxattn.tasks.base import Batch, Task
+from jaxattn.theory.attention import check_size
 
 
 def num_tokens(num_symbols: int) -> int:
@@ -48,8 +49,8 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
     Raises:
       ValueError: a number that is none of these.
     """
-    require_count("num_symbols", num_symbols, 2)
-    require_count("num_pairs", num_pairs, 1, num_symbols)  # no key is shown twice
+    check_size("num_symbols", num_symbols, 2)
+    check_size("num_pairs", num_pairs, 1, num_symbols)  # no key is shown twice
     asked = scored(num_pairs)
 
     def sample(key: jax.Array) -> Batch:

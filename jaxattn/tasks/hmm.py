@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task, require_count
+from jaxattn.tasks.base import Batch, Task
+from jaxattn.theory.attention import check_size
 
 NUM_NUMBERS = 101  # tokens 0..100 are hundredths, observations come after
 SMALLEST = 5  # hundredths, of any probability that is drawn
@@ -102,9 +103,9 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
       ValueError: a number that is none of these.
     """
     most = 100 // SMALLEST  # no probability is below a twentieth
-    require_count("num_states", num_states, 2, most)
-    require_count("num_symbols", num_symbols, 2, most)
-    require_count("num_observations", num_observations, 1)
+    check_size("num_states", num_states, 2, most)
+    check_size("num_symbols", num_symbols, 2, most)
+    check_size("num_observations", num_observations, 1)
     split = header_length(num_states, num_symbols)
     asked = scored(num_states, num_symbols, num_observations)
 
@@ -255,7 +256,7 @@ def fixed_hmm(*, process: str, length: int) -> Task:
     Raises:
       ValueError: no such process, or no length.
     """
-    require_count("length", length, 1)
+    check_size("length", length, 1)
     if process not in PROCESSES:
         raise ValueError(f"process={process!r}: allowed: {', '.join(PROCESSES)}")
     matrices = PROCESSES[process]

@@ -24,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task, require_count, require_probability
+from jaxattn.tasks.base import Batch, Task, require_probability
+from jaxattn.theory.attention import check_size
 
 NUM_FILLERS = 4  # kinds, not places
 
@@ -78,8 +79,8 @@ def recall(
         ("num_queries", num_queries, 1),
         ("filler", filler, 0),
     ):
-        require_count(name, count, least)
-    require_count("num_pairs", num_pairs, 1, num_keys)  # keys are distinct
+        check_size(name, count, least)
+    check_size("num_pairs", num_pairs, 1, num_keys)  # keys are distinct
     require_probability("novel", novel)
     if novel > 0 and num_pairs == num_keys:
         raise ValueError(f"novel={novel!r}: allowed: 0 where every key is shown")

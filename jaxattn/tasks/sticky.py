@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task, require_count, require_probability
+from jaxattn.tasks.base import Batch, Task, require_probability
+from jaxattn.theory.attention import check_size
 
 
 def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
@@ -28,7 +29,7 @@ def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
     Raises:
       ValueError: a number that is none of these.
     """
-    require_count("num_symbols", num_symbols, 2)
+    check_size("num_symbols", num_symbols, 2)
     require_probability("stay", stay)
     step = np.arange(num_symbols)
     distance = np.minimum(step, num_symbols - step)
@@ -55,8 +56,8 @@ def sticky(
     Raises:
       ValueError: a number that is none of these.
     """
-    require_count("length", length, 2)
-    require_count("d_x", d_x, 1)
+    check_size("length", length, 2)
+    check_size("d_x", d_x, 1)
     transition = transition_matrix(num_symbols, stay)
     embedding = jax.random.normal(embedding_key, (num_symbols, d_x))
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task, require_count
+from jaxattn.tasks.base import Batch, Task
+from jaxattn.theory.attention import check_size
 
 
 def toy(*, length: int, num_classes: int, d_x: int) -> Task:
@@ -27,9 +28,9 @@ def toy(*, length: int, num_classes: int, d_x: int) -> Task:
     Raises:
       ValueError: a number that is none of these.
     """
-    require_count("length", length, 1)
-    require_count("num_classes", num_classes, 2)
-    require_count("d_x", d_x, 1)
+    check_size("length", length, 1)
+    check_size("num_classes", num_classes, 2)
+    check_size("d_x", d_x, 1)
 
     def sample(key: jax.Array) -> Batch:
         input_key, target_key = jax.random.split(key)

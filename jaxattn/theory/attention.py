@@ -126,11 +126,12 @@ def causal_mask(length: int) -> np.ndarray:
     return np.tri(length, dtype=bool)
 
 
-def check_size(name: str, size: int) -> None:
-    """Raises ValueError, naming the size, unless it is a whole number of at least 1."""
+def check_size(name: str, size: int, least: int = 1, most: int | None = None) -> None:
+    """Raises ValueError, naming it, unless a size is a whole number in this range."""
     whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
-    if not whole or size < 1:
-        raise ValueError(f"{name}={size!r}: allowed: a whole number, at least 1")
+    if not whole or size < least or (most is not None and size > most):
+        range_ = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}={size!r}: allowed: a whole number, {range_}")
 
 
 def is_causal(mask) -> bool:

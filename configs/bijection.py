@@ -12,6 +12,7 @@ positions so far 0.0037, of one that sees its own alone 1.09.
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import adamw, claim, em, rates
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -21,7 +22,7 @@ VARIANTS = {
         "eval_every": 10,
         "batch_size": 8,
         "heldout": 16,
-        "probe": 4,
+        "analysed_sequences": 4,
         "run_arms": ("transformer", "mlp"),
     },
     # One thing at a time.
@@ -36,7 +37,7 @@ VARIANTS = {
     "schedules": {
         "seeds": 4,
         "steps": 2000,
-        "run_arms": ("sgd", "values_fast", "em", "sgd_matched", "output_fast"),
+        "run_arms": ("sgd", "values_fast", "em", "sgd_10x", "output_fast"),
         "baseline": "sgd",
     },
     "paper": {
@@ -57,39 +58,20 @@ VARIANTS = {
 }
 
 
-def _adamw(**model) -> dict:
-    return {
-        "schedule": "gradient",
-        "optimizer": "adamw",
-        "learning_rate": 0.001,
-        "weight_decay": 0.01,
-        "warm_up": 0.05,
-        **model,
-    }
-
-
-def _rates(routing: float = 0.1, value: float = 0.1, output: float = 0.1) -> dict:
-    return {
-        "schedule": "two_timescale",
-        "routing_rate": routing,
-        "value_rate": value,
-        "output_rate": output,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "transformer",
             "seeds": 6,
             "seed": 0,  # root of every random key
             "steps": 4000,
             "eval_every": 100,
             "batch_size": 64,
             "fresh": True,
-            "heldout": 256,  # sequences that judge
-            "probe": 32,  # of them, on which heads are looked at
-            "stretch": 1.0,  # there are no more keys than symbols
+            "heldout": 256,  # sequences to evaluate on
+            "analysed_sequences": 32,  # of them, on which heads are analysed
+            "eval_length_factor": 1.0,  # there are no more keys than symbols
             "model": {
                 "kind": "transformer",
                 "depth": 2,
@@ -105,35 +87,50 @@ def get_config(variant: str = "") -> ConfigDict:
             },
             "task": {"name": "bijection", "num_symbols": 8, "num_pairs": 8},
             "arms": {
-                "transformer": _adamw(),
+                "transformer": adamw(0.001),
                 # Baselines of as many parameters.
-                "mlp": _adamw(kind="mlp", mlp_width=384),
-                "history_mlp": _adamw(kind="history_mlp", mlp_width=80),
-                "gru": _adamw(kind="gru", width=91, positions="none"),
+                "mlp": adamw(0.001, kind="mlp", mlp_width=384),
+                "history_mlp": adamw(0.001, kind="history_mlp", mlp_width=80),
+                "gru": adamw(0.001, kind="gru", width=91, positions="none"),
                 # The transformer with one thing changed.
-                "shallow": _adamw(depth=1),
-                "one_head": _adamw(heads=1, kv_heads=1, d_head=64),
-                "shared_keys": _adamw(kv_heads=1),
-                "no_mlp": _adamw(mlp_width=0),
-                "no_residual": _adamw(residual=False),
-                "no_norm": _adamw(norm="none"),
-                "post_norm": _adamw(norm="post"),
-                "value_norm": _adamw(value_norm=True),
-                "dropout": _adamw(dropout_rate=0.1),
+                "shallow": adamw(0.001, depth=1),
+                "one_head": adamw(0.001, heads=1, kv_heads=1, d_head=64),
+                "shared_keys": adamw(0.001, kv_heads=1),
+                "no_mlp": adamw(0.001, mlp_width=0),
+                "no_residual": adamw(0.001, residual=False),
+                "no_norm": adamw(0.001, norm="none"),
+                "post_norm": adamw(0.001, norm="post"),
+                "value_norm": adamw(0.001, value_norm=True),
+                "dropout": adamw(0.001, dropout_rate=0.1),
                 # Other schedules, on every layer.
-                "sgd": _rates(),
-                "values_fast": _rates(value=1.0),
+                "sgd": rates(0.1, 0.1, 0.1),
+                "values_fast": rates(0.1, 1.0, 0.1),
                 # Is it the values, or just a larger rate, here or anywhere?
-                "sgd_matched": _rates(1.0, 1.0, 1.0),
-                "output_fast": _rates(output=1.0),
-                "em": _rates(value=1.0)
-                | {
-                    "schedule": "em",
-                    "optimizer": "sgd",
-                    "m_step": "gradient",
-                    "order": "alternating",
-                    "inner_steps": 1,
-                },
+                "sgd_10x": rates(1.0, 1.0, 1.0),
+                "output_fast": rates(0.1, 0.1, 1.0),
+                "em": em("gradient", 0.1, value_rate=1.0),
+            },
+            "claims": {
+                "loss": claim("EM beats SGD", "em", "sgd", "train_loss"),
+                "kl": claim("EM beats SGD, held out", "em", "sgd", "heldout_kl"),
+                "loss_10x": claim(
+                    "EM beats SGD of its rate", "em", "sgd_10x", "train_loss"
+                ),
+                "kl_10x": claim(
+                    "EM beats SGD of its rate, held out", "em", "sgd_10x", "heldout_kl"
+                ),
+                "sharper": claim(
+                    "EM sharpens attention more than SGD",
+                    "em",
+                    "sgd",
+                    "attention_entropy",
+                ),
+                "sharper_10x": claim(
+                    "EM sharpens attention more than SGD of its rate",
+                    "em",
+                    "sgd_10x",
+                    "attention_entropy",
+                ),
             },
             # What an MLP sees of the past is a control: is it attention, or the past?
             "run_arms": ("transformer", "mlp", "history_mlp"),

@@ -9,6 +9,7 @@ most 1e-14 in float64 and 7e-6 in float32; slopes of the remainder within 0.004 
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import gradient
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -24,18 +25,11 @@ VARIANTS = {
 }
 
 
-def _arm(optimizer: str, learning_rate: float) -> dict:
-    return {
-        "schedule": "gradient",
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "proof",
             "seeds": 64,  # random problems
             "seed": 0,  # root of every random key
             "shapes": 2,  # of the problems; each is compiled once
@@ -58,9 +52,9 @@ def get_config(variant: str = "") -> ConfigDict:
                 "embedding_seed": 0,
             },
             "arms": {
-                "sgd": _arm("sgd", 0.1),
-                "momentum": _arm("momentum", 0.1),
-                "adam": _arm("adam", 0.01),
+                "sgd": gradient("sgd", 0.1),
+                "momentum": gradient("momentum", 0.1),
+                "adam": gradient("adam", 0.01),
             },
             "run_arms": ("sgd", "momentum", "adam"),
         }

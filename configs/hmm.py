@@ -12,6 +12,7 @@ observations 0.016 and 0.053; of a GRU of its size 0.38.
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import adamw
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -21,7 +22,7 @@ VARIANTS = {
         "eval_every": 10,
         "batch_size": 8,
         "heldout": 16,
-        "probe": 4,
+        "analysed_sequences": 4,
         "run_arms": ("transformer", "gru"),
     },
     # One thing at a time.
@@ -56,30 +57,20 @@ VARIANTS = {
 }
 
 
-def _adamw(**model) -> dict:
-    return {
-        "schedule": "gradient",
-        "optimizer": "adamw",
-        "learning_rate": 0.003,
-        "weight_decay": 0.01,
-        "warm_up": 0.05,
-        **model,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "transformer",
             "seeds": 6,
             "seed": 0,  # root of every random key
             "steps": 2200,
             "eval_every": 100,
             "batch_size": 64,
             "fresh": True,
-            "heldout": 256,  # sequences that judge
-            "probe": 16,  # of them, on which heads are looked at
-            "stretch": 2.5,  # times the observations, of the longest sequences judged
+            "heldout": 256,  # sequences to evaluate on
+            "analysed_sequences": 16,  # of them, on which heads are analysed
+            "eval_length_factor": 2.5,  # longest evaluated over trained
             "model": {
                 "kind": "transformer",
                 "depth": 3,
@@ -101,19 +92,19 @@ def get_config(variant: str = "") -> ConfigDict:
                 "num_observations": 12,
             },
             "arms": {
-                "transformer": _adamw(),
+                "transformer": adamw(0.003),
                 # Baselines of as many parameters.
-                "mlp": _adamw(kind="mlp", mlp_width=384, positions="learned"),
-                "gru": _adamw(kind="gru", width=91, positions="none"),
+                "mlp": adamw(0.003, kind="mlp", mlp_width=384, positions="learned"),
+                "gru": adamw(0.003, kind="gru", width=91, positions="none"),
                 # The transformer with one thing changed.
-                "shallow": _adamw(depth=1),
-                "no_mlp": _adamw(mlp_width=0),
-                "no_residual": _adamw(residual=False),
-                "no_norm": _adamw(norm="none"),
-                "value_norm": _adamw(value_norm=True),
-                "dropout": _adamw(dropout_rate=0.1),
-                "learned": _adamw(positions="learned"),
-                "rotary": _adamw(positions="rotary"),
+                "shallow": adamw(0.003, depth=1),
+                "no_mlp": adamw(0.003, mlp_width=0),
+                "no_residual": adamw(0.003, residual=False),
+                "no_norm": adamw(0.003, norm="none"),
+                "value_norm": adamw(0.003, value_norm=True),
+                "dropout": adamw(0.003, dropout_rate=0.1),
+                "learned": adamw(0.003, positions="learned"),
+                "rotary": adamw(0.003, positions="rotary"),
             },
             "run_arms": ("transformer", "gru"),
             "baseline": "transformer",

@@ -14,6 +14,7 @@ Bayes, faster values no nearer than SGD; on one sequence nothing learns to speak
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import em, rates
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -34,23 +35,11 @@ VARIANTS = {
 }
 
 
-def _em(m_step: str, inner_steps: int, **values: float) -> dict:
-    return {
-        "schedule": "em",
-        "optimizer": "sgd",
-        "m_step": m_step,
-        "order": "alternating",
-        "inner_steps": inner_steps,
-        "routing_rate": 1.0,
-        "output_rate": 1.0,
-        **values,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "grid",
             "seeds": 8,
             "seed": 0,  # root of every random key
             "steps": 500,
@@ -73,18 +62,13 @@ def get_config(variant: str = "") -> ConfigDict:
                 "threshold": 0.08,  # of held-out KL to Bayes, nats: steps until there
             },
             "arms": {
-                "two_timescale": {
-                    "schedule": "two_timescale",
-                    "routing_rate": 1.0,
-                    "value_rate": 1.0,
-                    "output_rate": 1.0,
-                },
-                "em_gradient": _em("gradient", 5, value_rate=1.0),
-                "em_majorised": _em(
-                    "majorised", 1, ridge=0.1, damping=1.0, statistics_rate=1.0
+                "two_timescale": rates(1.0, 1.0, 1.0),
+                "em_gradient": em("gradient", 1.0, inner_steps=5, value_rate=1.0),
+                "em_majorised": em(
+                    "majorised", 1.0, ridge=0.1, damping=1.0, statistics_rate=1.0
                 ),
-                "em_online": _em(
-                    "majorised", 1, ridge=0.1, damping=1.0, statistics_rate=0.05
+                "em_online": em(
+                    "majorised", 1.0, ridge=0.1, damping=1.0, statistics_rate=0.05
                 ),
             },
             "run_arms": ("two_timescale", "em_gradient", "em_majorised", "em_online"),

@@ -7,6 +7,7 @@ python scripts/train.py --config=configs/recall.py:smoke   # seconds
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import adamw
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -16,7 +17,7 @@ VARIANTS = {
         "eval_every": 10,
         "batch_size": 8,
         "heldout": 16,
-        "probe": 4,
+        "analysed_sequences": 4,
         "run_arms": ("transformer", "gru"),
     },
     "paper": {
@@ -39,30 +40,20 @@ VARIANTS = {
 }
 
 
-def _adamw(**model) -> dict:
-    return {
-        "schedule": "gradient",
-        "optimizer": "adamw",
-        "learning_rate": 0.001,
-        "weight_decay": 0.01,
-        "warm_up": 0.05,
-        **model,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "transformer",
             "seeds": 6,
             "seed": 0,  # root of every random key
             "steps": 3000,
             "eval_every": 200,
             "batch_size": 64,
             "fresh": True,
-            "heldout": 256,  # sequences that judge
-            "probe": 32,  # of them, on which heads are looked at
-            "stretch": 2.0,  # times the filler, of the longest sequences judged
+            "heldout": 256,  # sequences to evaluate on
+            "analysed_sequences": 32,  # of them, on which heads are analysed
+            "eval_length_factor": 2.0,  # longest evaluated over trained
             "model": {
                 "kind": "transformer",
                 "depth": 2,
@@ -86,10 +77,10 @@ def get_config(variant: str = "") -> ConfigDict:
                 "novel": 0.2,  # share of queries for a key that was not shown
             },
             "arms": {
-                "transformer": _adamw(),
+                "transformer": adamw(0.001),
                 # Baselines of as many parameters.
-                "mlp": _adamw(kind="mlp", mlp_width=384, positions="learned"),
-                "gru": _adamw(kind="gru", width=91, positions="none"),
+                "mlp": adamw(0.001, kind="mlp", mlp_width=384, positions="learned"),
+                "gru": adamw(0.001, kind="gru", width=91, positions="none"),
             },
             "run_arms": ("transformer", "mlp", "gru"),
             "baseline": "transformer",

@@ -10,6 +10,7 @@ the read-out's span 0.69; the loss rises at 0.2 of 50 evaluations.
 
 from ml_collections import ConfigDict
 
+from jaxattn.experiments.arms import claim, rates
 from jaxattn.experiments.config import vary
 
 VARIANTS = {
@@ -17,22 +18,11 @@ VARIANTS = {
 }
 
 
-def _rates(
-    routing: float = 0.1, value: float = 0.1, output: float = 0.1, **wiring
-) -> dict:
-    return {
-        "schedule": "two_timescale",
-        "routing_rate": routing,
-        "value_rate": value,
-        "output_rate": output,
-        **wiring,
-    }
-
-
 def get_config(variant: str = "") -> ConfigDict:
     """The config, or one of `VARIANTS` of it."""
     config = ConfigDict(
         {
+            "experiment": "head",
             "seeds": 12,
             "seed": 0,  # root of every random key
             "steps": 100,
@@ -47,23 +37,34 @@ def get_config(variant: str = "") -> ConfigDict:
             "model": {"d_k": 8, "d_v": 8, "init_scale": 0.3, "bias": False},
             "task": {"name": "toy", "length": 16, "num_classes": 8, "d_x": 16},
             "arms": {
-                "sgd": _rates(),
-                "em": _rates(value=1.0),
+                "sgd": rates(0.1, 0.1, 0.1),
+                "values_fast": rates(0.1, 1.0, 0.1),
                 # One thing at a time, beside sgd.
-                "layer_norm": _rates(value_norm=True),
-                "dropout": _rates(dropout_rate=0.2),
-                "fast": _rates(0.3, 0.3, 0.3),
-                "routing_fast": _rates(routing=1.0),
+                "layer_norm": rates(0.1, 0.1, 0.1, value_norm=True),
+                "dropout": rates(0.1, 0.1, 0.1, dropout_rate=0.2),
+                "sgd_3x": rates(0.3, 0.3, 0.3),
+                "routing_fast": rates(1.0, 0.1, 0.1),
                 # Nulls: one half stays as it was drawn, the other learns.
-                "frozen_values": _rates(value=0.0),
-                "random_frame": _rates(routing=0.0),
+                "frozen_values": rates(0.1, 0.0, 0.1),
+                "random_frame": rates(0.0, 0.1, 0.1),
+            },
+            "claims": {
+                "loss": claim(
+                    "fast values beat SGD", "values_fast", "sgd", "train_loss"
+                ),
+                "sharper": claim(
+                    "fast values sharpen attention more than SGD",
+                    "values_fast",
+                    "sgd",
+                    "train_attention_entropy",
+                ),
             },
             "run_arms": (
                 "sgd",
-                "em",
+                "values_fast",
                 "layer_norm",
                 "dropout",
-                "fast",
+                "sgd_3x",
                 "routing_fast",
                 "frozen_values",
                 "random_frame",

@@ -8,7 +8,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-# What users call, and the package that has it.
+# What users call, and the package that has it; "" for a package itself.
 _HOMES = {
     "attention": "theory",
     "losses": "theory",
@@ -16,19 +16,22 @@ _HOMES = {
     "m_steps": "theory",
     "streaming": "kernels",
     "flax_attention": "kernels",
+    "tasks": "",
     "transformer": "models",
-    "schedules": "algorithms",
+    "algorithms": "",
     "diagnostics": "measures",
     "geometry": "measures",
     "posterior": "measures",
-    "runs": "analysis",
+    "runs": "",
+    "experiments": "",
+    "engine": "",
 }
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str):
-    """A module that users call, on first use."""
+    """Imports what users call, on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(

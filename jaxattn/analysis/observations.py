@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.analysis import stats
-from jaxattn.analysis.runs import Run
+from jaxattn.analysis.entries import task_of
 from jaxattn.measures.trajectory import TRAITS
-from jaxattn.tasks import catalogue
+from jaxattn.runs import Run
 from jaxattn.theory import laws
 
 # Of the way from the first value to the last.
@@ -64,7 +64,7 @@ def matrices(run: Run) -> Matrices:
       RunError: the run has no snapshots.
     """
     weight, upstream, value = (
-        run.select(name) for name in ("attention", "upstream", "value")
+        run[name].values for name in ("attention", "upstream", "value")
     )
     flat = [leaf.reshape(-1, *leaf.shape[3:]) for leaf in (weight, upstream, value)]
 
@@ -88,9 +88,9 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
       `numbers`, what changed between first and last evaluation, time scales, and the
       differences to the baseline on the same seeds.
     """
-    if run.metrics.get("attention_drift", np.zeros(0)).ndim != 3:
-        return None  # not looked at, or of layers, which `tunnel_report` tells of
-    config = run.config["config"]
+    if "attention_drift" not in run or run["attention_drift"].ndim != 3:
+        return None  # not analysed, or of layers, which `analysis.layers` tells of
+    config = run.attrs["config"]
     arms, baseline = config["run_arms"], config["baseline"]
     found = numbers(run)
     entries = {}
@@ -105,7 +105,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
         )
         entry["log_ratio"] = _log_ratios(of_arm)
         entry["time_scales"] = {
-            name: scales_entry(time_scales(run, row, share), run.metrics["step"])
+            name: scales_entry(time_scales(run, row, share), run["step"].values)
             for name, share in SHARES.items()
         }
         if baseline in arms and arm != baseline:
@@ -130,14 +130,14 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
     and `loss_roughness`,
     Σ |change| / (first - last), 1 for a loss that never rose.
     """
-    finite = run.metrics["diverged_step"] < 0
-    found = {"moved": run.metrics["attention_drift"][..., 0]}
+    finite = run["diverged_step"].values < 0
+    found = {"moved": run["attention_drift"].values[..., 0]}
     for name in FROM_TO:
-        found[f"{name}_start"] = run.metrics[name][..., 0]
-        found[f"{name}_end"] = run.metrics[name][..., -1]
-    found |= {name: run.metrics[name] for name in TRAITS}
-    same = "heldout_loss" if run.config["config"]["fresh"] else "train_loss"
-    loss = np.asarray(run.metrics[same], np.float64)
+        found[f"{name}_start"] = run[name].values[..., 0]
+        found[f"{name}_end"] = run[name].values[..., -1]
+    found |= {name: run[name].values for name in TRAITS}
+    same = "heldout_loss" if run.attrs["config"]["fresh"] else "train_loss"
+    loss = np.asarray(run[same].values, np.float64)
     change = np.diff(loss, axis=-1)
     fall = loss[..., 0] - loss[..., -1]
     fell = stats.less(loss[..., -1], loss[..., 0])
@@ -179,9 +179,9 @@ def time_scales(run: Run, row: int, share: float) -> TimeScales:
       row: of the arm.
       share: such as 0.5.
     """
-    finite = run.metrics["diverged_step"][row] < 0
+    finite = run["diverged_step"].values[row] < 0
     times = (
-        stats.settled(run.metrics["step"], curves, share)
+        stats.settled(run["step"].values, curves, share)
         for curves in ways(run, row).values()
     )
     return TimeScales(*(np.where(finite, found, np.nan) for found in times))
@@ -189,10 +189,10 @@ def time_scales(run: Run, row: int, share: float) -> TimeScales:
 
 def ways(run: Run, row: int) -> dict[str, np.ndarray]:
     """The curves of an arm by whose fall its time scales are told (seed, E)."""
-    learned = catalogue.TASKS[run.config["config"]["task"]["name"]].learned
-    precision = np.asarray(run.metrics[learned][row], np.float64)
+    learned = task_of(run)["learned"]
+    precision = np.asarray(run[learned].values[row], np.float64)
     return {
-        "frame": np.asarray(run.metrics["attention_drift"][row], np.float64),
+        "frame": np.asarray(run["attention_drift"].values[row], np.float64),
         "precision": precision,
         "root": np.sqrt(np.maximum(precision, 0)),  # below 0 by rounding only
     }
@@ -235,7 +235,7 @@ def _differing(arms: dict[str, dict], arm: str, baseline: str) -> str:
     """What an arm's fields are where they are not those of the baseline."""
     mine, theirs = arms[arm], arms[baseline]
     parts = []
-    if mine["schedule"] == theirs["schedule"]:
+    if mine["algorithm"] == theirs["algorithm"]:
         parts = [f"no {name}" for name in theirs if name not in mine]
     for name, value in mine.items():
         if theirs.get(name) != value:

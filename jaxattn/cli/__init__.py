@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"jaxattn {jaxattn.__version__}")
         return 0
     if name not in COMMANDS:
-        what = f"jaxattn: {name!r}: no such command; allowed: {', '.join(COMMANDS)}"
+        names = ", ".join(COMMANDS)
+        what = f"jaxattn: {name!r}: no such command; must be one of {names}"
         print(what, file=sys.stderr)
         return 2
     # Late: JAX takes a second, which --help and --version need not wait for.

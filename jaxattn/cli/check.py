@@ -4,44 +4,45 @@ import sys
 import threading
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from jaxattn.analysis import runs
 from jaxattn.cli import command, listing
 from jaxattn.cli.command import Line
-from jaxattn.engine import progress
-from jaxattn.experiments import config as config_lib
+from jaxattn.engine import StoppedError, progress
+from jaxattn.experiments import resolve
+from jaxattn.experiments.proof import ProofSettings
 from jaxattn.proof import prove as proof
+from jaxattn.runs import RunError, directory, provenance, write
 
 
 def main(line: Line) -> int:
     """Runs; returns the exit code."""
     if line.flags.list:
         return listing.show(line)
-    config = command.read_config(line, config_lib.check_proof, proof=True)
-    workdir = command.workdir(line, config)
+    source = command.read_config(line, "check")
+    settings = resolve(source.config, source.catalogue)
+    workdir = command.workdir(line, settings.name)
+    record = write.plain({"config": settings.config}) | provenance.provenance()
     try:
         with (
             progress.signals_kept("when all is written") as signals,
-            runs.claimed(workdir, config),
+            directory.claimed(workdir, record),
         ):
-            summary = signals.left_behind(lambda: _prove(config))
+            summary = signals.left_behind(lambda: _prove(settings))
             text = proof.terminal(summary)
             print(text)
-            with runs.staged(workdir) as stage:
-                runs.write_config(stage, config)
+            with directory.staged(workdir) as stage:
+                write.write_record(stage, record)
                 (stage / "report.txt").write_text(text, "utf-8")
-                runs.write_summary(stage, summary)
-    except progress.StoppedError:
+                write.write_summary(stage, summary)
+    except StoppedError:
         print("\nstopped; nothing was written", file=sys.stderr)
         command.leave(130)
     print(f"Written to {workdir}: summary.json, report.txt, config.json")
     return 0 if summary["holds"] else 1
 
 
-def _prove(config: ConfigDict) -> dict[str, Any]:
-    total, done, lock = proof.work(config), 0, threading.Lock()
-    with progress.shown(config.name, total, unit="pass") as tell:
+def _prove(settings: ProofSettings) -> dict[str, Any]:
+    total, done, lock = proof.work(settings), 0, threading.Lock()
+    with progress.shown(settings.name, total, unit="pass") as tell:
 
         def passed(what: str, more: int) -> None:  # called by several threads
             nonlocal done
@@ -49,7 +50,7 @@ def _prove(config: ConfigDict) -> dict[str, Any]:
                 done += more
                 tell(done, what)
 
-        return proof.prove(config, passed)
+        return proof.prove(settings, passed)
 
 
 COMMAND = command.Command(
@@ -58,5 +59,5 @@ COMMAND = command.Command(
     flags=command.CONFIG_FLAGS,
     main=main,
     examples=("--config=gradients:smoke", "--config=gradients --list"),
-    errors=(runs.RunError,),
+    errors=(RunError,),
 )

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
-from jaxattn.experiments import config as config_lib
-from jaxattn.experiments.config import ConfigError, Rule
+from jaxattn.experiments import Source, load, overridden
+from jaxattn.experiments.registry import require_command
+from jaxattn.fields import FLAG, TEXT, ConfigError, Field, nearest
 
-WORD = Rule("not empty", lambda v: isinstance(v, str) and v != "")
 _HELP = ("-h", "--help", "--helpshort", "--helpfull")
 WIDTH = 80  # of a terminal
 
@@ -31,7 +30,7 @@ class Flag(NamedTuple):
 
     name: str
     default: Any
-    rule: Rule
+    rule: Field
     about: str
 
 
@@ -61,15 +60,15 @@ class Command(NamedTuple):
 
 CONFIG_FLAGS = (
     Flag(
-        *("config", None, WORD),
+        *("config", None, TEXT),
         "FILE.py[:VARIANT], or the name of a config that comes with jaxattn",
     ),
-    Flag("list", False, config_lib.FLAG, "show configs, or what is in --config"),
-    Flag("workdir", None, WORD, "the run directory; else runs/<config>[-variant]"),
+    Flag("list", False, FLAG, "show configs, or what is in --config"),
+    Flag("workdir", None, TEXT, "the run directory; else runs/<config>[-variant]"),
 )
 FIGURE_FLAGS = (
-    Flag("html", False, config_lib.FLAG, "also write the report as one page"),
-    Flag("pdf", False, config_lib.FLAG, "also draw the figures as PDF"),
+    Flag("html", False, FLAG, "also write the report as one page"),
+    Flag("pdf", False, FLAG, "also draw the figures as PDF"),
 )
 
 
@@ -124,13 +123,13 @@ def parse(command: Command, argv: list[str]) -> Line:
     try:
         _, *words = values(own)
     except flags.UnrecognizedFlagError as error:
-        likely = config_lib.nearest(error.flagname, list(values))
+        likely = nearest(error.flagname, list(values))
         text = f"--{error.flagname}: no such flag{likely}; --help lists all"
         raise FlagError(text) from None
     except flags.Error as error:
         raise FlagError(str(error).removeprefix("flag ")) from None
     if words and not command.words:
-        raise FlagError(f"unexpected argument {words[0]!r}; allowed: flags only")
+        raise FlagError(f"unexpected argument {words[0]!r}; must be flags only")
     found = SimpleNamespace(**{name: values[name].value for name in values})
     return Line(argv, found, overrides, words)
 
@@ -138,7 +137,7 @@ def parse(command: Command, argv: list[str]) -> Line:
 class _Reader(flags.ArgumentParser):
     """What reads a flag by the rule that a field of a config would have."""
 
-    def __init__(self, rule: Rule):
+    def __init__(self, rule: Field):
         self._rule = rule
 
     def parse(self, argument: Any) -> Any:
@@ -150,7 +149,7 @@ class _Reader(flags.ArgumentParser):
         except (ValueError, OverflowError):
             value = None
         if not self._rule.accepts(value):
-            raise ValueError(f"allowed: {self._rule.allowed}")
+            raise ValueError(f"must be {self._rule.must}")
         return value
 
 
@@ -169,7 +168,7 @@ def _defined(wanted: tuple[Flag, ...]) -> flags.FlagValues:
 
 
 def _is_switch(flag: Flag) -> bool:
-    return flag.rule is config_lib.FLAG
+    return flag.rule is FLAG
 
 
 def leave(code: int) -> NoReturn:
@@ -250,39 +249,35 @@ def table(rows: list[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def read_config(
-    line: Line, check: Callable[[ConfigDict], None], *, proof: bool
-) -> ConfigDict:
-    """The config that a command line asks for.
+def read_config(line: Line, command: str) -> Source:
+    """Reads the config that a command line asks for, with its overrides.
 
     Args:
       line: of a command with CONFIG_FLAGS.
-      check: raises ConfigError for a wrong config.
-      proof: whether the command checks laws.
-
-    Returns:
-      A config that passes the check.
+      command: "train" or "check".
 
     Raises:
-      ConfigError: none was given, or it is wrong.
+      ConfigError: none was given, it is of another command, or an override is wrong.
     """
     if line.flags.config is None:
-        some = "gradients" if proof else "sticky"
+        some = {"train": "sticky", "check": "gradients"}[command]
         raise ConfigError(
-            f"config: not given; allowed: a config, as in --config={some}; --list shows"
+            f"config: not given; must be a config, as in --config={some}; --list shows"
             " them"
         )
-    config = config_lib.load(line.flags.config)
-    config_lib.require_kind(config, proof=proof)
-    for field, text in line.overrides:
-        config_lib.override(config, field, text)
-    check(config)
-    return config
+    source = load(line.flags.config)
+    require_command(source.config, command)
+    return overridden(source, line.overrides)
 
 
-def workdir(line: Line, config: ConfigDict) -> Path:
-    """Where a command line wants its run."""
-    return Path(line.flags.workdir or Path("runs") / config.name)
+def workdir(line: Line, name: str) -> Path:
+    """Where a command line wants its run.
+
+    Args:
+      line: of the command.
+      name: of the config.
+    """
+    return Path(line.flags.workdir or Path("runs") / name)
 
 
 def keep_programs(wanted: bool) -> None:

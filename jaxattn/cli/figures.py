@@ -2,19 +2,19 @@
 
 import shlex
 import sys
-from pathlib import Path
 
-from jaxattn.analysis import runs
-from jaxattn.cli import command, launch
+from jaxattn import runs
+from jaxattn.cli import command
 from jaxattn.cli.command import Line
-from jaxattn.engine import progress
+from jaxattn.engine import StoppedError, progress
+from jaxattn.views import publish
 
 RUNS = "RUN [RUN ...]"
 
 
 def main(line: Line) -> int:
     """Draws; returns the exit code."""
-    output = launch.Output(True, line.flags.pdf, line.flags.html)
+    output = publish.Output(True, line.flags.pdf, line.flags.html)
     paths = require_runs(line)
     for path in paths:
         runs.load_finished(path)  # all of them, before the first is drawn
@@ -22,8 +22,8 @@ def main(line: Line) -> int:
         print(f"drawing {path} ...", file=sys.stderr, flush=True)
         try:
             with progress.signals_kept("when its files are written") as signals:
-                written = launch.redraw(Path(path), output, signals.left_behind)
-        except launch.StoppedError:
+                written = publish.draw(path, output, signals.left_behind)
+        except StoppedError:
             print(
                 f"\nstopped while drawing; {path} is as it was; draw it with:\n"
                 f"{invocation(line, path)}",
@@ -40,7 +40,7 @@ def require_runs(line: Line) -> list[str]:
     """The words of a command line; raises FlagError where there are none."""
     if not line.words:
         raise command.FlagError(
-            "RUN: not given; allowed: run directories, as in results/sticky"
+            "RUN: not given; must be run directories, as in results/sticky"
         )
     return line.words
 

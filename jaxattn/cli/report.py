@@ -1,6 +1,6 @@
 """Finished runs, side by side."""
 
-from jaxattn.analysis import report, runs
+from jaxattn import runs, views
 from jaxattn.cli import command, figures
 from jaxattn.cli.command import Line
 
@@ -8,7 +8,7 @@ from jaxattn.cli.command import Line
 def main(line: Line) -> int:
     """Prints; returns the exit code."""
     found = [runs.load_finished(path) for path in figures.require_runs(line)]
-    print(report.side_by_side(found), end="")
+    print(views.side_by_side(found), end="")
     return 0
 
 

@@ -4,14 +4,18 @@ import math
 import os
 import re
 import sys
+from pathlib import Path
 
 import jax
 
-from jaxattn.analysis import runs
-from jaxattn.cli import command, figures, launch, listing
+from jaxattn import engine, runs, views
+from jaxattn.cli import command, figures, listing
 from jaxattn.cli.command import Flag, Line
-from jaxattn.engine import processes
-from jaxattn.experiments import config as config_lib
+from jaxattn.engine import processes, progress
+from jaxattn.engine.training import NotCompiledError
+from jaxattn.experiments import resolve
+from jaxattn.fields import FLAG, TEXT, ConfigError, integer, number
+from jaxattn.views import publish
 
 _PORT = re.compile(r".+:(\d+)")
 
@@ -22,32 +26,41 @@ def main(line: Line) -> int:
     if flags.list:
         return listing.show(line)
     _check_flags(line)
-    config = command.read_config(line, config_lib.check, proof=False)
-    if flags.weights and not config_lib.is_tunnel(config):
-        raise config_lib.ConfigError(
-            "weights=True: allowed with transformers, see configs/bijection.py"
+    source = command.read_config(line, "train")
+    experiment = resolve(source.config, source.catalogue)
+    if flags.weights and "architectures" not in experiment.facts:
+        raise ConfigError(
+            "weights=True: must be left out but with transformers, see"
+            " configs/bijection.py"
         )
-    workdir = command.workdir(line, config)
+    workdir = command.workdir(line, experiment.name)
     command.keep_programs(flags.cache)
     try:
         if flags.distributed or flags.coordinator:
             processes.join(flags.coordinator, flags.processes, flags.process)
-        summary = launch.train(config, workdir, _way(line))
+        run = engine.train(
+            experiment,
+            workdir=workdir,
+            settings=_settings(line),
+            finish=publish.tables,
+        )
+        if flags.figures or flags.html:
+            processes.led(lambda: _draw(line, workdir))
     except processes.ProcessLostError as error:
         what = f"{error}; the same command goes on from the last checkpoint, if any"
         _say(f"{command.name_of(line.argv[0])}: {what}")
         command.leave(1)  # the others can't be waited for
-    except launch.NotCompiledError as place:
+    except NotCompiledError as place:
         _say(f"\nstopped while compiling; {place} is as it was; begin again with:")
         _say(line.again())
         command.leave(130)
-    except launch.NotDrawnError as place:
-        _say(f"\nstopped while drawing; all numbers are in {place}; draw them with:")
-        _say(figures.invocation(line, str(place)))
+    except _NotDrawnError:
+        _say(f"\nstopped while drawing; all numbers are in {workdir}; draw them with:")
+        _say(figures.invocation(line, str(workdir)))
         if jax.process_count() == 1:  # others want to hear that this one is done
             command.leave(130)
         return 130
-    except launch.StoppedError as place:
+    except engine.StoppedError as place:
         if processes.leads():
             again = line.again()
             if jax.process_count() > 1:
@@ -55,7 +68,8 @@ def main(line: Line) -> int:
             _say(f"\nstopped with {place}; go on with:\n{again}")
         return 130
     if processes.leads():
-        print(launch.terminal(config, summary))
+        summary = runs.load_finished(workdir).attrs["summary"]
+        print(views.view_of(run).terminal(summary))
         what = "report.html, " if flags.html else ""
         what += "report.md, summary.json, metrics.npz"
         what += ", figures/" if flags.figures else ""
@@ -63,16 +77,31 @@ def main(line: Line) -> int:
     return 0
 
 
+class _NotDrawnError(engine.StoppedError):
+    """A signal came while pictures were drawn, by a thread; all else is written."""
+
+
+def _draw(line: Line, workdir: Path) -> None:
+    flags = line.flags
+    print("drawing figures ...", flush=True)
+    output = publish.Output(flags.figures, flags.pdf, flags.html)
+    try:
+        with progress.signals_kept("when its files are written") as signals:
+            publish.draw(workdir, output, signals.left_behind)
+    except engine.StoppedError:
+        raise _NotDrawnError from None
+
+
 def _check_flags(line: Line) -> None:
     """Raises FlagError for flags that do not go together."""
     flags = line.flags
     if flags.pdf and not flags.figures:
-        raise command.FlagError("pdf=True: allowed with figures, not with --nofigures")
+        raise command.FlagError("pdf=True: must be left out with --nofigures")
     of_one = {name: getattr(flags, name) for name in _OF_PROCESS}
     given = [f"{name}={value!r}" for name, value in of_one.items() if value is not None]
     if flags.distributed and given:
         raise command.FlagError(
-            f"distributed=True, {', '.join(given)}: allowed: --distributed, where the"
+            f"distributed=True, {', '.join(given)}: must be --distributed, where the"
             " cluster says the rest, or the others alone"
         )
     if not given:
@@ -80,29 +109,29 @@ def _check_flags(line: Line) -> None:
     if None in of_one.values():
         missing = ", ".join(f"{name}={value!r}" for name, value in of_one.items())
         raise command.FlagError(
-            f"{missing}: one is missing; allowed: all three, or --distributed"
+            f"{missing}: one is missing; must be all three, or --distributed"
         )
     port = _PORT.fullmatch(flags.coordinator)
     if port is None or not 1 <= int(port[1]) <= 65535:
         raise command.FlagError(
-            f"coordinator={flags.coordinator!r}: allowed: HOST:PORT of process 0, a"
+            f"coordinator={flags.coordinator!r}: must be HOST:PORT of process 0, a"
             " port from 1 to 65535"
         )
     if flags.process >= flags.processes:
         raise command.FlagError(
-            f"process={flags.process}: allowed with processes={flags.processes}: a"
-            f" whole number from 0 to {flags.processes - 1}"
+            f"process={flags.process}: must be an integer from 0 to"
+            f" {flags.processes - 1} with processes={flags.processes}"
         )
 
 
-def _way(line: Line) -> launch.Way:
+def _settings(line: Line) -> engine.Settings:
     flags = line.flags
-    return launch.Way(
-        workers=flags.workers or (_cores() if jax.default_backend() == "cpu" else 1),
+    return engine.Settings(
         together=flags.seeds_together,
+        workers=flags.workers or (_cores() if jax.default_backend() == "cpu" else 1),
         memory_share=flags.memory_share,
         checkpoint_seconds=flags.checkpoint_seconds,
-        output=launch.Output(flags.figures, flags.pdf, flags.html, flags.weights),
+        keep_weights=flags.weights,
     )
 
 
@@ -121,33 +150,33 @@ COMMAND = command.Command(
     " What changes a number is a field of the config, what does not is a flag.",
     flags=(
         *command.CONFIG_FLAGS,
-        Flag("figures", True, config_lib.FLAG, "draw figures"),
+        Flag("figures", True, FLAG, "draw figures"),
         *command.FIGURE_FLAGS,
-        Flag("weights", False, config_lib.FLAG, "also write what each arm ended with"),
+        Flag("weights", False, FLAG, "also write what each arm ended with"),
         Flag(
-            *("workers", 0, config_lib.whole(0, 100_000)),
+            *("workers", 0, integer(0, 100_000)),
             "batches of seeds at once; 0: one for each core of a CPU",
         ),
         Flag(
-            *("seeds_together", 0, config_lib.whole(0, 1_000_000)),
+            *("seeds_together", 0, integer(0, 1_000_000)),
             "of a batch on each device; 0: 1 on a CPU, else what fits",
         ),
         Flag(
-            *("memory_share", 0.5, config_lib.number(0, 1)),
+            *("memory_share", 0.5, number(0, 1)),
             "of each device, to be used",
         ),
         Flag(
-            *("checkpoint_seconds", 60.0, config_lib.number(0, math.inf)),
+            *("checkpoint_seconds", 60.0, number(0, math.inf)),
             "between checkpoints, at the next evaluation",
         ),
-        Flag("cache", True, config_lib.FLAG, "keep compiled programs for the next run"),
+        Flag("cache", True, FLAG, "keep compiled programs for the next run"),
         Flag(
-            *("distributed", False, config_lib.FLAG),
+            *("distributed", False, FLAG),
             "be one of several processes; the cluster says which",
         ),
-        Flag("coordinator", None, command.WORD, "HOST:PORT of process 0, without one"),
-        Flag("processes", None, config_lib.whole(1, 100_000), "how many there are"),
-        Flag("process", None, config_lib.whole(0, 100_000), "which this is, from 0"),
+        Flag("coordinator", None, TEXT, "HOST:PORT of process 0, without one"),
+        Flag("processes", None, integer(1, 100_000), "how many there are"),
+        Flag("process", None, integer(0, 100_000), "which this is, from 0"),
     ),
     main=main,
     examples=(

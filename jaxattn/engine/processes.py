@@ -61,7 +61,7 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
     counts = collections.Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         raise ProcessError(
-            f"devices of the processes={sorted(counts.values())}: allowed: as many each"
+            f"devices of the processes={sorted(counts.values())}: must be as many each"
         )
 
 

@@ -1,1 +1,31 @@
-"""From a config to what is drawn, started, moved, scored and measured."""
+"""From a config to an experiment, resolved once: typed, frozen, closures inside."""
+
+from jaxattn.experiments.catalogue import Catalogue
+from jaxattn.experiments.config import Source, load
+from jaxattn.experiments.experiment import (
+    Arm,
+    Claim,
+    Experiment,
+    Grid,
+    Problem,
+    Scores,
+    Snapshots,
+)
+from jaxattn.experiments.registry import KINDS, check, overridden, resolve
+
+__all__ = [
+    "KINDS",
+    "Arm",
+    "Catalogue",
+    "Claim",
+    "Experiment",
+    "Grid",
+    "Problem",
+    "Scores",
+    "Snapshots",
+    "Source",
+    "check",
+    "load",
+    "overridden",
+    "resolve",
+]

@@ -3,7 +3,7 @@
 The signals themselves (compatibility, advantage, column usage, prototype signals) are
 in `laws`, the entropy of attention in `attention`. Where a question has no answer (a
 query that sees nothing, a source that nobody uses, a vector without direction) the
-answer is marked as not `known`, and left out of means; it is never NaN, also in
+answer is marked as not `valid`, and left out of means; it is never NaN, also in
 gradients.
 
 Points that all are the same have no axes, and differ by rounding alone as soon as they
@@ -21,18 +21,18 @@ import jax.numpy as jnp
 from jaxattn.theory import attention, laws, m_steps
 
 
-class Answer(NamedTuple):
+class Measurement(NamedTuple):
     """Numbers, and which of them answer the question; the others are 0."""
 
     value: jax.Array
-    known: jax.Array  # boolean, of the same shape
+    valid: jax.Array  # boolean, of the same shape
 
 
 class Orthogonality(NamedTuple):
     """How the directions of vectors lie to each other."""
 
-    absolute: Answer  # mean |cos| over pairs: 0 orthogonal, 1 parallel or opposite
-    signed: Answer  # mean cos over pairs: 1 all alike, below 0 apart
+    absolute: Measurement  # mean |cos| over pairs: 0 orthogonal, 1 parallel or opposite
+    signed: Measurement  # mean cos over pairs: 1 all alike, below 0 apart
 
 
 class Manifold(NamedTuple):
@@ -83,28 +83,30 @@ def centred(points: jax.Array) -> jax.Array:
     return jnp.where(differ(points), about, 0)
 
 
-def mean(answer: Answer) -> Answer:
-    """Mean of the known numbers; known if any is."""
-    count = jnp.sum(answer.known)
-    total = jnp.sum(jnp.where(answer.known, answer.value, 0))
+def mean(measurement: Measurement) -> Measurement:
+    """Averages the valid numbers; valid if any is."""
+    count = jnp.sum(measurement.valid)
+    total = jnp.sum(jnp.where(measurement.valid, measurement.value, 0))
     return divided(total, count.astype(total.dtype))
 
 
-def divided(above: jax.Array, below: jax.Array) -> Answer:
-    """A ratio, known where it is not of something to nothing.
+def divided(above: jax.Array, below: jax.Array) -> Measurement:
+    """A ratio, valid where it is not of something to nothing.
 
     Args:
       above: of any sign.
       below: 0 or more, of a shape that broadcasts with that of `above`.
     """
-    known = jnp.broadcast_to(below > 0, jnp.broadcast_shapes(above.shape, below.shape))
-    return Answer(jnp.where(known, above / jnp.where(below > 0, below, 1), 0), known)
+    valid = jnp.broadcast_to(below > 0, jnp.broadcast_shapes(above.shape, below.shape))
+    return Measurement(
+        jnp.where(valid, above / jnp.where(below > 0, below, 1), 0), valid
+    )
 
 
 # --- routing
 
 
-def relative_entropy(weight: jax.Array, mask=None) -> Answer:
+def relative_entropy(weight: jax.Array, mask=None) -> Measurement:
     """Entropy of attention as a share of what a query could spread over.
 
     H_i / log n_i, n_i the number of sources that i may look at
@@ -114,7 +116,7 @@ def relative_entropy(weight: jax.Array, mask=None) -> Answer:
       mask: (T, S) boolean; None: everything may be looked at.
 
     Returns:
-      (T,) from 0 (one source) to 1 (all alike); not known where n_i < 2: no choice.
+      (T,) from 0 (one source) to 1 (all alike); not valid where n_i < 2: no choice.
     """
     chex.assert_rank(weight, 2)
     seen = jnp.ones(weight.shape, bool) if mask is None else jnp.asarray(mask)
@@ -185,7 +187,7 @@ def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
     return jnp.where(spread <= jax.vmap(rounding)(in_sight), 0, spread)
 
 
-def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Answer:
+def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Measurement:
     """How much of that difference the attention lets through to the scores.
 
     Σ_j a_ij |A_ij| / advantage_spread_i, so that Σ_j |∂L/∂s_ij| = gate_i · spread_i
@@ -197,7 +199,7 @@ def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Answer:
 
     Returns:
       (T,): 1 for equal shares; 0 for one-hot attention, which nothing can move; above 1
-      where attention lies on the best and the worst source. Not known where all serve
+      where attention lies on the best and the worst source. not valid where all serve
       alike.
 
     Source: the law ∂L/∂s = -a ∘ A (the paper, section 3), summed over sources.
@@ -228,7 +230,7 @@ def drift(weight: jax.Array, final: jax.Array) -> jax.Array:
 # --- sources
 
 
-def usage_entropy(usage: jax.Array) -> Answer:
+def usage_entropy(usage: jax.Array) -> Measurement:
     """How evenly attention is spread over sources, as a share of all alike.
 
     -Σ_j p_j log p_j / log S, p_j = N_j / Σ N
@@ -237,16 +239,16 @@ def usage_entropy(usage: jax.Array) -> Answer:
       usage: N (S,), from `laws.column_usage`.
 
     Returns:
-      From 0 (one source takes it all) to 1; not known for one source, or without use.
+      From 0 (one source takes it all) to 1; not valid for one source, or without use.
     """
     chex.assert_rank(usage, 1)
     share = divided(usage, jnp.sum(usage))
     entropy = attention.attention_entropy(share.value[None])[0]
     choice = jnp.log(jnp.asarray(len(usage), usage.dtype))
-    return _at_most_one(divided(entropy, jnp.where(share.known.all(), choice, 0)))
+    return _at_most_one(divided(entropy, jnp.where(share.valid.all(), choice, 0)))
 
 
-def usage_gini(usage: jax.Array) -> Answer:
+def usage_gini(usage: jax.Array) -> Measurement:
     """How unevenly attention is spread over sources.
 
     Σ_jk |N_j - N_k| / (2 S Σ N), the Gini coefficient
@@ -255,7 +257,7 @@ def usage_gini(usage: jax.Array) -> Answer:
       usage: N (S,), from `laws.column_usage`.
 
     Returns:
-      From 0 (all alike) to 1 - 1/S (one takes it all); not known without use.
+      From 0 (all alike) to 1 - 1/S (one takes it all); not valid without use.
     """
     chex.assert_rank(usage, 1)
     size = len(usage)
@@ -264,7 +266,7 @@ def usage_gini(usage: jax.Array) -> Answer:
     return divided(jnp.vdot(rank, jnp.sort(usage)), size * jnp.sum(usage))
 
 
-def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
+def specialisation(weight: jax.Array, upstream: jax.Array) -> Measurement:
     """How far the queries that use a source ask the same of it.
 
     ‖Σ_i a_ij u_i‖ / Σ_i a_ij ‖u_i‖, the mean resultant length
@@ -274,7 +276,7 @@ def specialisation(weight: jax.Array, upstream: jax.Array) -> Answer:
       upstream: u (T, d_v).
 
     Returns:
-      (S,) from 0 (their signals cancel) to 1 (one direction); not known for a source
+      (S,) from 0 (their signals cancel) to 1 (one direction); not valid for a source
       that no query with a signal uses.
 
     Source: the paper, section 8 (specialisation); mean resultant length: Mardia, Jupp,
@@ -297,7 +299,7 @@ def orthogonality(vector: jax.Array) -> Orthogonality:
       vector: (S, d); zero vectors have no direction, and are left out.
 
     Returns:
-      Orthogonality; not known below two directions. In d dimensions random directions
+      Orthogonality; not valid below two directions. In d dimensions random directions
       have a mean |cos| near √(2 / π d): see `key_null` for what to compare with.
     """
     chex.assert_rank(vector, 2)
@@ -305,7 +307,7 @@ def orthogonality(vector: jax.Array) -> Orthogonality:
     cosine = _at_most_one(direction @ direction.T)
     pair = has_one[:, None] & has_one[None] & ~jnp.eye(len(vector), dtype=bool)
     return Orthogonality(
-        mean(Answer(jnp.abs(cosine), pair)), mean(Answer(cosine, pair))
+        mean(Measurement(jnp.abs(cosine), pair)), mean(Measurement(cosine, pair))
     )
 
 
@@ -334,7 +336,9 @@ def key_null(
     return jax.lax.map(one, jax.random.split(random_key, draws))
 
 
-def query_key_alignment(weight: jax.Array, query: jax.Array, key: jax.Array) -> Answer:
+def query_key_alignment(
+    weight: jax.Array, query: jax.Array, key: jax.Array
+) -> Measurement:
     """How far each query points the way of the keys that it looks at.
 
     Σ_j a_ij cos(q_i, k_j) / Σ_j a_ij, over keys that have a direction
@@ -345,7 +349,7 @@ def query_key_alignment(weight: jax.Array, query: jax.Array, key: jax.Array) -> 
       key: k (S, d_k).
 
     Returns:
-      (T,) from -1 to 1; not known for a query without direction or that looks at none.
+      (T,) from -1 to 1; not valid for a query without direction or that looks at none.
     """
     chex.assert_rank([weight, query, key], 2)
     (of_query, has_query), (of_key, has_key) = map(_directions, (query, key))
@@ -385,13 +389,13 @@ def coordinates(manifold: Manifold, points: jax.Array) -> jax.Array:
     return (flat @ manifold.axes.T).reshape(*points.shape[:-1], -1)
 
 
-def explained(variance: jax.Array) -> Answer:
-    """Share of the variance along each axis (k,); not known if there is none at all."""
+def explained(variance: jax.Array) -> Measurement:
+    """Share of the variance along each axis (k,); not valid if there is none at all."""
     chex.assert_rank(variance, 1)
     return divided(variance, jnp.sum(variance))
 
 
-def leading_share(points: jax.Array, axes: int) -> Answer:
+def leading_share(points: jax.Array, axes: int) -> Measurement:
     """Share of the variance of points (n, d) along their first principal axes.
 
     Args:
@@ -399,7 +403,7 @@ def leading_share(points: jax.Array, axes: int) -> Answer:
       axes: how many, such as 2.
 
     Returns:
-      From min(axes / d, 1) to 1; not known for points that do not `differ`, such as a
+      From min(axes / d, 1) to 1; not valid for points that do not `differ`, such as a
       single one.
     """
     chex.assert_rank(points, 2)
@@ -423,7 +427,7 @@ def participation_ratio(variance: jax.Array) -> jax.Array:
     share = explained(variance)
     ratio = divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2))
     bounded = jnp.clip(ratio.value, 1, len(variance))
-    return jnp.where(ratio.known, bounded, 0)
+    return jnp.where(ratio.valid, bounded, 0)
 
 
 def dimension(variance: jax.Array, share: float) -> jax.Array:
@@ -444,15 +448,15 @@ def dimension(variance: jax.Array, share: float) -> jax.Array:
     return jnp.where(held[-1] > 0, jnp.sum(missing) + 1, 0)
 
 
-def _at_most_one(shares: Answer | jax.Array) -> Answer | jax.Array:
+def _at_most_one(shares: Measurement | jax.Array) -> Measurement | jax.Array:
     """Shares and cosines without what rounding adds to 1; derivatives stay."""
 
     def bounded(share: jax.Array) -> jax.Array:
         above = jax.lax.stop_gradient(jnp.maximum(jnp.abs(share) - 1, 0))
         return share - jnp.sign(share) * above
 
-    if isinstance(shares, Answer):
-        return Answer(bounded(shares.value), shares.known)
+    if isinstance(shares, Measurement):
+        return Measurement(bounded(shares.value), shares.valid)
     return bounded(shares)
 
 
@@ -467,5 +471,5 @@ def _directions(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
     # By the largest part first, or the square of a short one is 0.
     size = jnp.max(jnp.abs(vector), axis=1, keepdims=True)
     scaled = vector / jnp.where(size > 0, size, 1)
-    answer = divided(scaled, _norm(scaled)[:, None])
-    return answer.value, size[:, 0] > 0
+    measurement = divided(scaled, _norm(scaled)[:, None])
+    return measurement.value, size[:, 0] > 0

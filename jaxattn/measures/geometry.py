@@ -3,7 +3,7 @@
 What arXiv 2512.22471 reads off pictures: an axis of posterior entropy, beliefs that a
 linear map can read out, orthogonal keys, attention that sharpens with depth. A number
 means something only beside what the same recipe finds where there is nothing to find.
-As in `diagnostics`, a question without an answer is not `known`; but what is not finite
+As in `diagnostics`, a question without an answer is not `valid`; but what is not finite
 in the inputs, such as a posterior from impossible evidence, shows as NaN.
 """
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxattn.measures import diagnostics
-from jaxattn.measures.diagnostics import Answer
+from jaxattn.measures.diagnostics import Measurement
 from jaxattn.theory import m_steps
 
 # Not in the short floats that accelerators multiply in by default: ties would break.
@@ -28,29 +28,29 @@ class EntropyAxis(NamedTuple):
     The paper's claim needs `found` well above both nulls.
     """
 
-    found: Answer  # |ρ| of the scores on the first principal axis
-    random_direction: Answer  # mean |ρ| of the scores on random directions
-    permuted: Answer  # mean |ρ| of `found`'s scores with permuted entropies
-    one_axis: Answer  # share of the variance on the first principal axis
-    two_axes: Answer  # and on the first two
+    found: Measurement  # |ρ| of the scores on the first principal axis
+    random_direction: Measurement  # mean |ρ| of the scores on random directions
+    permuted: Measurement  # mean |ρ| of `found`'s scores with permuted entropies
+    one_axis: Measurement  # share of the variance on the first principal axis
+    two_axes: Measurement  # and on the first two
 
 
 class ReadOut(NamedTuple):
     """How well a linear map reads beliefs from features, on rows that it never saw."""
 
-    found: Answer  # R², at most 1
-    permuted: Answer  # R² of the map fitted to permuted beliefs: about 0, or below
+    found: Measurement  # R², at most 1
+    permuted: Measurement  # R² of the map fitted to permuted beliefs: about 0, or below
 
 
 class KeyAxes(NamedTuple):
     """Mean |cos| between keys; 0 is orthogonal."""
 
-    found: Answer
-    random_keys: Answer  # of Gaussian keys, as many and as wide
-    shuffled: Answer  # of these keys, each coordinate permuted over them by itself
+    found: Measurement
+    random_keys: Measurement  # of Gaussian keys, as many and as wide
+    shuffled: Measurement  # of these keys, each coordinate permuted over them by itself
 
 
-def rank_correlation(x: jax.Array, y: jax.Array) -> Answer:
+def rank_correlation(x: jax.Array, y: jax.Array) -> Measurement:
     """Spearman's rank correlation: how far y rises wherever x does.
 
     ρ = Σ_i r_i s_i / √(Σ r² Σ s²), r and s the centred ranks, ties at their mean rank
@@ -60,7 +60,7 @@ def rank_correlation(x: jax.Array, y: jax.Array) -> Answer:
       y: (n,).
 
     Returns:
-      From -1 to 1; not known if x or y is constant but for rounding (see
+      From -1 to 1; not valid if x or y is constant but for rounding (see
       `diagnostics.differ`), NaN if a number in them is NaN.
     """
     chex.assert_rank([x, y], 1)
@@ -103,7 +103,7 @@ def entropy_axis(
       block: so many rows, one behind the other, are permuted as one; divides n.
 
     Returns:
-      EntropyAxis; not known where all points, or all entropies, are the same but for
+      EntropyAxis; not valid where all points, or all entropies, are the same but for
       rounding.
 
     Raises:
@@ -176,7 +176,7 @@ def belief_read_out(
       ridge: at least 0; at 0 the least-norm solution where there is a choice.
 
     Returns:
-      ReadOut, classes pooled; not known without rows of either kind, or where the
+      ReadOut, classes pooled; not valid without rows of either kind, or where the
       held-out beliefs are all β̄ but for rounding.
     """
     chex.assert_rank([features, beliefs], 2)
@@ -195,7 +195,7 @@ def belief_read_out(
     x_turned = _product(x, basis)
     stiffness = jnp.where(felt, size + ridge * jnp.mean(jnp.maximum(size, 0)), 1)
 
-    def score(beliefs: jax.Array) -> Answer:
+    def score(beliefs: jax.Array) -> Measurement:
         y, known_to = _centred(beliefs, fitted[:, 0], first)
         turned = _product(x_turned.T, fitted * y) / count
         slope = jnp.where(felt[:, None], turned / stiffness[:, None], 0)
@@ -212,8 +212,8 @@ def belief_read_out(
     broken = ~(jnp.isfinite(features).all() & jnp.isfinite(beliefs).all())
     return ReadOut(
         *(
-            _broken_if(broken, Answer(jnp.where(some, value, 0), known & some))
-            for value, known in answers
+            _broken_if(broken, Measurement(jnp.where(some, value, 0), valid & some))
+            for value, valid in answers
         )
     )
 
@@ -235,7 +235,7 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
       draws: how many of either null, 1 or more.
 
     Returns:
-      KeyAxes; not known below two directions. A direction is taken as it is given, see
+      KeyAxes; not valid below two directions. A direction is taken as it is given, see
       `diagnostics`: of keys about their mean, rounding has to be made 0 first.
 
     Raises:
@@ -250,7 +250,7 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
     has_one = jnp.any(key_vectors != 0, axis=1)
     place = jnp.argsort(~has_one, stable=True)  # those with a direction first
 
-    def shuffled(key: jax.Array) -> Answer:
+    def shuffled(key: jax.Array) -> Measurement:
         chance = jax.random.uniform(key, key_vectors.shape)
         order = jnp.argsort(jnp.where(has_one[:, None], chance, 2), axis=0)
         mixed = jnp.take_along_axis(key_vectors, order, axis=0)
@@ -281,23 +281,23 @@ def _ranks(x: jax.Array, tolerance: jax.typing.ArrayLike) -> jax.Array:
     return (below + up_to - len(x)).astype(x.dtype) / (2 * len(x))
 
 
-def _correlation(rank: jax.Array, other: jax.Array) -> Answer:
+def _correlation(rank: jax.Array, other: jax.Array) -> Measurement:
     """Correlation of centred ranks."""
     size = jnp.sqrt(jnp.sum(rank**2)) * jnp.sqrt(jnp.sum(other**2))
-    value, known = diagnostics.divided(jnp.vdot(rank, other), size)
-    return Answer(jnp.clip(value, -1, 1), known)
+    value, valid = diagnostics.divided(jnp.vdot(rank, other), size)
+    return Measurement(jnp.clip(value, -1, 1), valid)
 
 
-def _sizes(ranks: jax.Array, other: jax.Array) -> Answer:
+def _sizes(ranks: jax.Array, other: jax.Array) -> Measurement:
     """|correlation| (m,) of each row of centred ranks (m, n) with others (n,)."""
-    value, known = jax.vmap(_correlation, (0, None))(ranks, other)
-    return Answer(jnp.abs(value), known)
+    value, valid = jax.vmap(_correlation, (0, None))(ranks, other)
+    return Measurement(jnp.abs(value), valid)
 
 
-def _share(part: jax.Array, whole: jax.Array) -> Answer:
+def _share(part: jax.Array, whole: jax.Array) -> Measurement:
     """A part, as a share of all; never above 1 by rounding."""
-    value, known = diagnostics.divided(part, whole)
-    return Answer(jnp.minimum(value, 1), known)
+    value, valid = diagnostics.divided(part, whole)
+    return Measurement(jnp.minimum(value, 1), valid)
 
 
 def _centred(
@@ -334,6 +334,8 @@ def _check_draws(draws: int) -> None:
         raise ValueError(f"draws={draws!r}: allowed: 1 or more")
 
 
-def _broken_if(broken: jax.Array, answer: Answer) -> Answer:
+def _broken_if(broken: jax.Array, measurement: Measurement) -> Measurement:
     """NaN, and known to be, where the inputs were no numbers."""
-    return Answer(jnp.where(broken, jnp.nan, answer.value), answer.known | broken)
+    return Measurement(
+        jnp.where(broken, jnp.nan, measurement.value), measurement.valid | broken
+    )

@@ -44,16 +44,16 @@ TRAITS = ("path_share", "walk_share", "readout_walk_share")
 SNAPSHOTS = ("attention", "query", "key", "value", "upstream", "target")
 
 
-class Seen(NamedTuple):
-    """What there was to see; NaN where a question has no answer."""
+class Retraced(NamedTuple):
+    """What was found; NaN where a question has no answer."""
 
     curves: dict[str, jax.Array]  # of `CURVES` -> (E,)
     traits: dict[str, jax.Array]  # of `TRAITS` -> scalar
 
 
-def look(
+def retrace(
     trail: Params, batch: Batch, mask, key: jax.Array, *, value_norm: bool
-) -> Seen:
+) -> Retraced:
     """Looks back at a head along its way.
 
     Args:
@@ -64,7 +64,7 @@ def look(
       value_norm: whether the head has a LayerNorm on its values.
 
     Returns:
-      Seen.
+      Retraced.
     """
 
     def forward(params: Params) -> attention.Forward:
@@ -79,13 +79,13 @@ def look(
     # One after another: what is kept of each is small.
     curves, values = jax.lax.map(one, trail)
     shares = _path_shares(values, trail.w_o, key)
-    return Seen(curves, dict(zip(TRAITS, map(_or_nan, shares), strict=True)))
+    return Retraced(curves, dict(zip(TRAITS, map(_or_nan, shares), strict=True)))
 
 
-def picture(
+def snapshots(
     trail: Params, batch: Batch, mask, *, value_norm: bool
 ) -> dict[str, jax.Array]:
-    """Arrays of a head at K evaluations, see `look`.
+    """Arrays of a head at K evaluations, see `retrace`.
 
     Returns:
       Each of `SNAPSHOTS` -> (K, ...).
@@ -151,10 +151,10 @@ def _measured(
 
 def _path_shares(
     values: jax.Array, w_o: jax.Array, key: jax.Array
-) -> tuple[diagnostics.Answer, ...]:
+) -> tuple[diagnostics.Measurement, ...]:
     """Share of two axes in how values (E, S, d_v) move, and in two random walks.
 
-    Not known for values that stay where they are but for rounding.
+    not valid for values that stay where they are but for rounding.
     """
     steps = jnp.diff(values, axis=0)
     length = jnp.linalg.norm(steps, axis=2, keepdims=True)
@@ -170,22 +170,22 @@ def _path_shares(
 
     moves = diagnostics.differ(values, of=values)
 
-    def share(steps: jax.Array) -> diagnostics.Answer:
+    def share(steps: jax.Array) -> diagnostics.Measurement:
         path = jnp.cumsum(steps, axis=0)
         start = jnp.zeros((1, *path.shape[1:]), path.dtype)
         moved = jnp.concatenate([start, path]).reshape(-1, path.shape[2])
-        value, known = diagnostics.leading_share(moved, 2)
-        return diagnostics.Answer(jnp.where(moves, value, 0), known & moves)
+        value, valid = diagnostics.leading_share(moved, 2)
+        return diagnostics.Measurement(jnp.where(moves, value, 0), valid & moves)
 
-    def walk(direction: jax.Array) -> diagnostics.Answer:
+    def walk(direction: jax.Array) -> diagnostics.Measurement:
         norm = jnp.linalg.norm(direction, axis=2, keepdims=True)
         return share(direction * diagnostics.divided(length, norm).value)
 
     return share(steps), walk(anywhere), walk(pulled)
 
 
-def _or_nan(answer: diagnostics.Answer | jax.Array) -> jax.Array:
-    if not isinstance(answer, diagnostics.Answer):
-        return answer
-    chex.assert_rank(answer.value, 0)
-    return jnp.where(answer.known, answer.value, jnp.nan)
+def _or_nan(measurement: diagnostics.Measurement | jax.Array) -> jax.Array:
+    if not isinstance(measurement, diagnostics.Measurement):
+        return measurement
+    chex.assert_rank(measurement.value, 0)
+    return jnp.where(measurement.valid, measurement.value, jnp.nan)

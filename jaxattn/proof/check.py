@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.experiments.proof import Bounds
 from jaxattn.proof import claims, reference
 from jaxattn.proof.claims import LAWS, Gradient, Motion
 from jaxattn.proof.reference import KINDS, Case, Outcome, Problem, Shape
@@ -29,14 +30,6 @@ _CANCELLATION = 0.01
 _STEPS = 0.1 * 4.0 ** -np.arange(15)
 # A slope this much smaller than the value itself drowns in the value's rounding.
 _FINEST_SLOPE = 1e-6
-
-
-class Bounds(NamedTuple):
-    """Largest allowed errors."""
-
-    float64: float
-    float32: float
-    difference: float  # of a claim in float64; in float32 its own bound, if larger
 
 
 class Check(NamedTuple):

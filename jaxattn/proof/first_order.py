@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxattn.algorithms.schedules import GradientFunction, Schedule, State
+from jaxattn.algorithms.base import Algorithm, GradientFunction, State
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention, laws
 from jaxattn.theory.attention import Params
@@ -157,7 +157,7 @@ def reach(
 
 
 def follow(
-    schedule: Schedule,
+    schedule: Algorithm,
     loss_and_gradient: GradientFunction,
     params: Params,
     sample: Callable[[jax.Array], Batch],

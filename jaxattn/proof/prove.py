@@ -10,18 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
-from jaxattn.algorithms import schedules
-from jaxattn.analysis import report, stats
-from jaxattn.engine import sweep
-from jaxattn.experiments import config as config_lib
-from jaxattn.experiments import one_head
+from jaxattn.algorithms import Algorithm
+from jaxattn.analysis import stats
+from jaxattn.experiments.proof import Drawn, ProofSettings
 from jaxattn.proof import check, first_order
-from jaxattn.tasks import catalogue
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention
 from jaxattn.theory.attention import Params
+from jaxattn.views import tables
 
 Progress = Callable[[str, int], None]  # what was done, and how much of `work`
 
@@ -30,41 +27,41 @@ _THIRDS = 3  # of a run
 _SHORT = {"float64": "f64", "float32": "f32"}
 
 
-def work(config: ConfigDict) -> int:
+def work(settings: ProofSettings) -> int:
     """How much there is to do, for a progress bar."""
     slopes = 2 * len(first_order.COORDINATES)
-    shares = len(config.run_arms)
-    return check.passes(config.seeds, _shapes(config)) + slopes + shares
+    shares = len(settings.arms)
+    return check.passes(settings.seeds, _shapes(settings)) + slopes + shares
 
 
-def prove(config: ConfigDict, progress: Progress) -> dict[str, Any]:
+def prove(settings: ProofSettings, progress: Progress) -> dict[str, Any]:
     """Checks every law, and how far the first order reaches.
 
     Args:
-      config: checked, see `config.check_proof`.
+      settings: from `experiments.resolve`.
       progress: told of each piece of `work`.
 
     Returns:
       The content of summary.json. `holds` says whether all is within its bounds.
     """
     started = time.perf_counter()
-    shapes = _shapes(config)
+    shapes = _shapes(settings)
     found = check.check(
-        config.seeds, config.seed, shapes, lambda done: progress("laws", done)
+        settings.seeds, settings.root, shapes, lambda done: progress("laws", done)
     )
-    bounds = check.Bounds(**config.bounds)
+    bounds = settings.bounds
     broken = [fault._asdict() for fault in check.broken(found, bounds)]
     for fault in broken:
         fault["shape"] = fault["shape"]._asdict()
         fault["error"] = _finite(fault["error"])
     checked = time.perf_counter()
-    drawn = _draw(config)
-    slopes = _slopes(config, drawn[0], lambda: progress("slopes", 1))
-    shares = _shares(config, drawn, lambda: progress("shares", 1))
-    steep = all(_within(slope, config.slopes.tolerance) for slope in slopes.values())
+    drawn = _draw(settings)
+    slopes = _slopes(settings, drawn, lambda: progress("slopes", 1))
+    shares = _shares(settings, drawn, lambda: progress("shares", 1))
+    steep = all(_within(slope, settings.slopes.tolerance) for slope in slopes.values())
     return {
-        "config": config.name,
-        "seeds": config.seeds,
+        "config": settings.name,
+        "seeds": settings.seeds,
         "holds": not broken
         and steep
         and all(some.any() for some in found.weighed.values()),
@@ -83,10 +80,10 @@ def prove(config: ConfigDict, progress: Progress) -> dict[str, Any]:
         },
         "broken": broken,
         "slopes": slopes,
-        "slope_tolerance": config.slopes.tolerance,
-        "decades": config.slopes.decades,
+        "slope_tolerance": settings.slopes.tolerance,
+        "decades": settings.slopes.decades,
         "shares": shares,
-        "share_steps": _share_steps(config),
+        "share_steps": _share_steps(settings),
         "wall_seconds": {
             "laws": checked - started,
             "first_order": time.perf_counter() - checked,
@@ -106,23 +103,24 @@ def _finite(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
 
 
-def _shapes(config: ConfigDict) -> tuple[check.Shape, ...]:
+def _shapes(settings: ProofSettings) -> tuple[check.Shape, ...]:
     # A stream of its own, beside those of the problems.
-    stream = np.random.SeedSequence(config.seed, spawn_key=(1,))
+    stream = np.random.SeedSequence(settings.root, spawn_key=(1,))
     rng = np.random.default_rng(stream)
-    return check.deal_shapes(rng, config.shapes, config.longest, config.widest)
+    return check.deal_shapes(rng, settings.shapes, settings.longest, settings.widest)
 
 
 def _slopes(
-    config: ConfigDict, problem: sweep.Problem, progress: Callable[[], None]
+    settings: ProofSettings, drawn: Drawn, progress: Callable[[], None]
 ) -> dict[str, Any]:
     """Slopes of the remainder, on random heads and on the task's first step.
 
     Each along the step of gradient descent and along a random direction.
     """
-    sequence = jax.tree.map(lambda leaf: leaf[:, 0], problem.train)
-    on_task = problem.params, sequence.inputs, sequence.targets
-    mask = one_head.head_mask(config, sequence.targets.shape[1])
+    sequence = jax.tree.map(lambda leaf: leaf[:, 0], drawn.problem.train)
+    on_task = drawn.params, sequence.inputs, sequence.targets
+    length = sequence.targets.shape[1]
+    mask = attention.causal_mask(length) if settings.causal else None
 
     def slopes(name: str, key: jax.Array, head: tuple) -> jax.Array:
         descent = first_order.COORDINATES[name](*head)
@@ -136,16 +134,16 @@ def _slopes(
         motions = jax.tree.map(
             lambda *pair: jnp.stack(pair), downhill, structure.unflatten(random)
         )
-        setting = {"decades": config.slopes.decades, "number": config.slopes.rates}
+        setting = {"decades": settings.slopes.decades, "number": settings.slopes.rates}
         return jax.lax.map(
             lambda motion: first_order.reach(descent, motion, **setting).slope, motions
         )
 
     def one(name: str, where: str) -> dict[str, Any]:
         with check.exact():
-            key = jax.random.key(config.seed)
+            key = jax.random.key(settings.root)
             if where == "random":
-                keys = jax.random.split(key, config.slopes.problems)
+                keys = jax.random.split(key, settings.slopes.problems)
                 found = jax.jit(
                     jax.vmap(lambda key: slopes(name, key, _random_head(key)))
                 )(keys)
@@ -161,9 +159,7 @@ def _slopes(
         )
         return {"least": least, "median": middle, "largest": largest, "n": len(found)}
 
-    cases = list(
-        itertools.product(first_order.COORDINATES, ("random", config.task.name))
-    )
+    cases = list(itertools.product(first_order.COORDINATES, ("random", settings.task)))
     with ThreadPoolExecutor() as pool:
         found = pool.map(lambda case: one(*case), cases)
         return dict(zip(map(", ".join, cases), found, strict=True))
@@ -184,38 +180,32 @@ def _random_head(key: jax.Array) -> tuple[Params, jax.Array, jax.Array, jax.Arra
     )
 
 
-def _draw(config: ConfigDict) -> tuple[sweep.Problem, Batch]:
-    """The problems of all seeds, and the fresh sequences of all steps (seeds, steps).
+def _draw(settings: ProofSettings) -> Drawn:
+    """What the short runs of all seeds are given, lead with seed.
 
-    As `sweep` draws them, in float32: under x64 JAX would draw other numbers.
+    As the engine draws it, in float32: under x64 JAX would draw other numbers.
     """
-    config = config.copy_and_resolve_references()
-    config.batch_size = 1
+    root = jax.random.key(settings.root)
 
-    def one(seed: jax.Array) -> tuple[sweep.Problem, Batch]:
-        batches = jax.vmap(lambda step: sweep.draw_batch(config, seed, step))(
-            jnp.arange(config.shares.steps)
-        )
-        return sweep.draw_problem(config, seed), jax.tree.map(
-            lambda x: x[:, 0], batches
-        )
+    def one(seed: jax.Array) -> Drawn:
+        return settings.draw(jax.random.fold_in(root, seed))
 
-    seeds = jnp.arange(config.shares.seeds)
+    seeds = jnp.arange(settings.shares.seeds)
     return jax.device_get(jax.jit(jax.vmap(one))(seeds))
 
 
 def _shares(
-    config: ConfigDict,
-    drawn: tuple[sweep.Problem, Batch],
+    settings: ProofSettings,
+    drawn: Drawn,
     progress: Callable[[], None],
 ) -> dict[str, Any]:
     """Share of a step's actual loss change that the first order promised, by arm."""
 
     def one(arm: str) -> list[first_order.Traces]:
         with check.exact():
-            follow = jax.jit(functools.partial(_follow, config, arm))
+            follow = jax.jit(functools.partial(_follow, settings, settings.arms[arm]))
             traces = [
-                jax.device_get(follow(jnp.asarray(fresh), *_double(drawn)))
+                jax.device_get(follow(jnp.asarray(fresh), _double(drawn)))
                 for fresh in _SEQUENCES.values()
             ]
         progress()
@@ -227,58 +217,43 @@ def _shares(
         return stats.estimate(np.median(of_step, axis=1))._asdict()
 
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(one, config.run_arms))
+        found = list(pool.map(one, settings.arms))
     return {
         f"{arm}, {sequences}": {
-            seen_from: [share(trace, *steps) for steps in _share_steps(config)]
+            seen_from: [share(trace, *steps) for steps in _share_steps(settings)]
             for seen_from, trace in traces._asdict().items()
         }
-        for arm, by_sequences in zip(config.run_arms, found, strict=True)
+        for arm, by_sequences in zip(settings.arms, found, strict=True)
         for sequences, traces in zip(_SEQUENCES, by_sequences, strict=True)
     }
 
 
-def _share_steps(config: ConfigDict) -> list[list[int]]:
-    ends = np.linspace(0, config.shares.steps, _THIRDS + 1).astype(int).tolist()
+def _share_steps(settings: ProofSettings) -> list[list[int]]:
+    ends = np.linspace(0, settings.shares.steps, _THIRDS + 1).astype(int).tolist()
     return [list(pair) for pair in itertools.pairwise(ends)]
 
 
 def _follow(
-    config: ConfigDict,
-    arm: str,
-    fresh: jax.Array,
-    problems: sweep.Problem,
-    batches: Batch,
+    settings: ProofSettings, algorithm: Algorithm, fresh: jax.Array, drawn: Drawn
 ) -> first_order.Traces:
     """Short runs of an arm, one seed after another."""
-    causal = catalogue.TASKS[config.task.name].causal
-    gradient = functools.partial(schedules.by_laws, wiring=schedules.Wiring(causal))
-    of_arm = config.arms[arm]
-    schedule = schedules.build(
-        config_lib.structure(of_arm),
-        config_lib.rates(of_arm),
-        gradient,
-        functools.partial(schedules.mix_by_laws, causal=causal),
-        steps=config.shares.steps,
-    )
 
-    def one(drawn: tuple[sweep.Problem, Batch]) -> first_order.Traces:
-        problem, of_step = drawn
-
+    def one(own: Drawn) -> first_order.Traces:
         def sample(step: jax.Array) -> Batch:
-            return jax.tree.map(lambda leaf: leaf[jnp.where(fresh, step, 0)], of_step)
+            at = jnp.where(fresh, step, 0)
+            return jax.tree.map(lambda leaf: leaf[at], own.batches)
 
         return first_order.follow(
-            schedule,
-            gradient,
-            problem.params,
+            algorithm,
+            settings.gradient,
+            own.params,
             sample,
-            problem.heldout,
-            steps=config.shares.steps,
-            key=jax.random.key(config.seed),  # no schedule of these draws anything
+            own.problem.heldout,
+            steps=settings.shares.steps,
+            key=jax.random.key(settings.root),  # nothing is drawn from it
         )
 
-    return jax.lax.map(one, (problems, batches))
+    return jax.lax.map(one, drawn)
 
 
 def _double(tree):
@@ -307,11 +282,11 @@ def terminal(summary: dict[str, Any]) -> str:
         "Order of the remainder of a step of descent and of one in a random direction:"
         f"\nslope of log |R| against log rate over {summary['decades']:g} decades,"
         f" 2 ± {summary['slope_tolerance']:g} if the first\norder is right",
-        report.text_table(_slope_rows(summary)),
+        tables.text_table(_slope_rows(summary)),
         "Share of a step's actual loss change that the first order promised: median"
         " of\nthe steps, then mean over seeds ± half a 95 % interval. 1: all of it;"
         " more: the\nstep brought less than promised",
-        report.text_table(_share_rows(summary)),
+        tables.text_table(_share_rows(summary)),
         *_verdict(summary),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -362,7 +337,7 @@ def _share_rows(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["steps on", "loss on", *steps]]
     for name, by_sequence in summary["shares"].items():
         for sequence, thirds in by_sequence.items():
-            rows.append([name, sequence, *(report.mean(share) for share in thirds)])
+            rows.append([name, sequence, *(tables.mean(share) for share in thirds)])
     return rows
 
 

@@ -1,9 +1,13 @@
-"""What every task is made of: a sampler of sequences, and their exact Bayes answer."""
+"""What every task is made of, and what a config must say to get one."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+
+from jaxattn.fields import Fields
+
+TaskFields = Mapping[str, Any]  # `task` fields of a config
 
 
 class Batch(NamedTuple):
@@ -25,7 +29,57 @@ class Task(NamedTuple):
     bayes: Callable[[Batch], jax.Array]
 
 
+class Keys(NamedTuple):
+    """Which positions of a sequence show what a posterior is about."""
+
+    first_token: int
+    end_token: int  # the first after those that count
+    count: int  # so many of the first positions that show one of them; 0: all
+
+
+def _unknown(fields: TaskFields) -> None:
+    """The entropy rate of a task for which there is no closed form."""
+    return None
+
+
+def _fits(fields: TaskFields) -> tuple[str, str] | None:
+    """What of the fields is wrong for a task whose fields all fit: nothing."""
+    return None
+
+
+class TransformerSpec(NamedTuple):
+    """What is asked of a task for transformers, as functions of its fields."""
+
+    num_tokens: Callable[[TaskFields], int]  # 0: inputs are vectors, of width `d_x`
+    scored: Callable[[TaskFields], int]  # positions of each sequence with a weight
+    position_name: str  # of these
+    keys: Callable[[TaskFields], Keys]
+    # log p of what a posterior is about, given tokens (T,); None: of the targets.
+    log_beliefs: Callable[[TaskFields, jax.Array], jax.Array] | None = None
+    # Which field makes sequences longer, if any can be without other rules.
+    longer: str | None = None
+    # Of fields that do not fit together: one of them, and what it must be.
+    wrong: Callable[[TaskFields], tuple[str, str] | None] = _fits
+
+
+class TaskSpec(NamedTuple):
+    """A task that a config can name, as functions of its `task` fields."""
+
+    build: Callable[[TaskFields, jax.Array], Task]  # fields, embedding key -> task
+    fields: Fields  # rules of the fields, beside the name
+    positions: Callable[[TaskFields], int]  # T
+    num_classes: Callable[[TaskFields], int]
+    causal: bool = True  # whether a head may only attend to the past
+    entropy_rate: Callable[[TaskFields], float | None] = _unknown  # nats
+    learned: str = "heldout_kl"  # the metric whose fall is what is learned: precision
+    shown: str = "heldout"  # the sequence that diagnostics are of: or "train"
+    lag: int = 0  # a position shows the symbol that was asked for so many before it
+    note: str = ""  # for the top of a report
+    head: bool = True  # whether one head can be trained on it
+    transformer: TransformerSpec | None = None  # None: not for transformers
+
+
 def require_probability(name: str, value: float) -> None:
     """Raises ValueError, naming it, unless a value is a number from 0 to 1."""
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value!r}: allowed: a number from 0 to 1")
+        raise ValueError(f"{name}={value!r}: must be a number from 0 to 1")

@@ -11,12 +11,15 @@ hold keys and are scored, 1, 3, 5, ... hold values; the last value is only a tar
 Source: the wind tunnels of arXiv 2512.22471.
 """
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.fields import integer
+from jaxattn.tasks.base import Batch, Keys, Task, TaskSpec, TransformerSpec
 from jaxattn.theory.attention import check_size
 
 
@@ -85,3 +88,32 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
         return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, answer)
 
     return Task(sample, bayes)
+
+
+SPEC = TaskSpec(
+    build=lambda fields, _: bijection(
+        num_symbols=fields["num_symbols"], num_pairs=fields["num_pairs"]
+    ),
+    fields={"num_symbols": integer(2, 1000), "num_pairs": integer(1, 100_000)},
+    positions=lambda fields: num_positions(fields["num_pairs"]),
+    num_classes=lambda fields: fields["num_symbols"],
+    # Each pair is scored alike: the mean of log(V - k + 1).
+    entropy_rate=lambda fields: (
+        sum(math.log(fields["num_symbols"] - k) for k in range(fields["num_pairs"]))
+        / fields["num_pairs"]
+    ),
+    note="Entropy is a function of the position alone here: what is ordered by one is"
+    " ordered by the other.",
+    head=False,
+    transformer=TransformerSpec(
+        num_tokens=lambda fields: num_tokens(fields["num_symbols"]),
+        scored=lambda fields: fields["num_pairs"],
+        position_name="pair",
+        keys=lambda fields: Keys(0, fields["num_symbols"], fields["num_pairs"]),
+        wrong=lambda fields: (
+            ("num_pairs", f"at most num_symbols, {fields['num_symbols']}")
+            if fields["num_pairs"] > fields["num_symbols"]
+            else None
+        ),
+    ),
+)

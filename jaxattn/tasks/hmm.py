@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.fields import integer, one_of
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.tasks.base import Batch, Keys, Task, TaskSpec, TransformerSpec
 from jaxattn.theory.attention import check_size
 
 NUM_NUMBERS = 101  # tokens 0..100 are hundredths, observations come after
@@ -258,7 +259,7 @@ def fixed_hmm(*, process: str, length: int) -> Task:
     """
     check_size("length", length, 1)
     if process not in PROCESSES:
-        raise ValueError(f"process={process!r}: allowed: {', '.join(PROCESSES)}")
+        raise ValueError(f"process={process!r}: must be {', '.join(PROCESSES)}")
     matrices = PROCESSES[process]
     num_states = matrices.shape[1]
     stationary = markov.stationary_distribution(matrices.sum(axis=0))
@@ -289,3 +290,65 @@ def fixed_hmm(*, process: str, length: int) -> Task:
         return jax.nn.logsumexp(log_belief[:, None] + log_emission[None], axis=2)
 
     return Task(sample, bayes)
+
+
+HMM_SPEC = TaskSpec(
+    build=lambda fields, _: hmm(
+        num_states=fields["num_states"],
+        num_symbols=fields["num_symbols"],
+        num_observations=fields["num_observations"],
+    ),
+    fields={
+        "num_states": integer(2, 1000),
+        "num_symbols": integer(2, 1000),
+        "num_observations": integer(1, 1_000_000),
+    },
+    positions=lambda fields: num_positions(
+        fields["num_states"], fields["num_symbols"], fields["num_observations"]
+    ),
+    num_classes=lambda fields: fields["num_states"],
+    note="Targets are exact beliefs about the hidden state: the loss is the"
+    " cross-entropy to them.",
+    head=False,
+    transformer=TransformerSpec(
+        num_tokens=lambda fields: num_tokens(fields["num_symbols"]),
+        scored=lambda fields: fields["num_observations"],
+        position_name="observation",
+        keys=lambda fields: Keys(
+            0,
+            NUM_NUMBERS,
+            header_length(fields["num_states"], fields["num_symbols"]),
+        ),
+        longer="num_observations",
+        wrong=lambda fields: next(
+            (
+                (name, "at most 20: no probability is below a twentieth")
+                for name in ("num_states", "num_symbols")
+                if fields[name] * SMALLEST > 100
+            ),
+            None,
+        ),
+    ),
+)
+
+FIXED_HMM_SPEC = TaskSpec(
+    build=lambda fields, _: fixed_hmm(
+        process=fields["process"], length=fields["length"]
+    ),
+    fields={"process": one_of(PROCESSES), "length": integer(2, 1_000_000)},
+    positions=lambda fields: fields["length"],
+    num_classes=lambda fields: len(PROCESSES[fields["process"]]),
+    head=False,
+    transformer=TransformerSpec(
+        num_tokens=lambda fields: len(PROCESSES[fields["process"]]),
+        scored=lambda fields: fields["length"],
+        position_name="symbol",
+        keys=lambda fields: Keys(
+            0, len(PROCESSES[fields["process"]]), fields["length"]
+        ),
+        log_beliefs=lambda fields, tokens: log_beliefs(
+            PROCESSES[fields["process"]], tokens
+        ),
+        longer="length",
+    ),
+)

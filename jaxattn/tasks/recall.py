@@ -19,12 +19,23 @@ Source: associative recall goes back to arXiv 1610.06258; exact posteriors as in
 wind tunnels of arXiv 2512.22471.
 """
 
+import math
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task, require_probability
+from jaxattn.fields import integer, number
+from jaxattn.tasks.base import (
+    Batch,
+    Keys,
+    Task,
+    TaskFields,
+    TaskSpec,
+    TransformerSpec,
+    require_probability,
+)
 from jaxattn.theory.attention import check_size
 
 NUM_FILLERS = 4  # kinds, not places
@@ -83,7 +94,7 @@ def recall(
     check_size("num_pairs", num_pairs, 1, num_keys)  # keys are distinct
     require_probability("novel", novel)
     if novel > 0 and num_pairs == num_keys:
-        raise ValueError(f"novel={novel!r}: allowed: 0 where every key is shown")
+        raise ValueError(f"novel={novel!r}: must be 0 where every key is shown")
     length = num_positions(num_pairs, num_queries, filler)
     first_value, first_filler = num_keys, num_keys + num_values
     marker = first_filler + NUM_FILLERS
@@ -162,3 +173,46 @@ def recall(
         return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, answer)
 
     return Task(sample, bayes)
+
+
+def _wrong(fields: TaskFields) -> tuple[str, str] | None:
+    """What of the fields does not fit together."""
+    if fields["num_pairs"] > fields["num_keys"]:
+        return "num_pairs", f"at most num_keys, {fields['num_keys']}"
+    if fields["novel"] > 0 and fields["num_pairs"] == fields["num_keys"]:
+        return "novel", "0 where every key is shown"
+    return None
+
+
+SPEC = TaskSpec(
+    build=lambda fields, _: recall(
+        num_keys=fields["num_keys"],
+        num_values=fields["num_values"],
+        num_pairs=fields["num_pairs"],
+        num_queries=fields["num_queries"],
+        filler=fields["filler"],
+        novel=fields["novel"],
+    ),
+    fields={
+        "num_keys": integer(1, 100_000),
+        "num_values": integer(2, 1000),
+        "num_pairs": integer(1, 100_000),
+        "num_queries": integer(1, 100_000),
+        "filler": integer(0, 1_000_000),
+        "novel": number(0, 1),
+    },
+    positions=lambda fields: num_positions(
+        fields["num_pairs"], fields["num_queries"], fields["filler"]
+    ),
+    num_classes=lambda fields: fields["num_values"],
+    entropy_rate=lambda fields: fields["novel"] * math.log(fields["num_values"]),
+    head=False,
+    transformer=TransformerSpec(
+        num_tokens=lambda fields: num_tokens(fields["num_keys"], fields["num_values"]),
+        scored=lambda fields: fields["num_queries"],
+        position_name="query",
+        keys=lambda fields: Keys(0, fields["num_keys"], fields["num_pairs"]),
+        longer="filler",
+        wrong=_wrong,
+    ),
+)

@@ -11,8 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxattn.fields import integer, number
 from jaxattn.tasks import markov
-from jaxattn.tasks.base import Batch, Task, require_probability
+from jaxattn.tasks.base import (
+    Batch,
+    Keys,
+    Task,
+    TaskSpec,
+    TransformerSpec,
+    require_probability,
+)
 from jaxattn.theory.attention import check_size
 
 
@@ -82,3 +90,33 @@ def sticky(
         ).log_prediction
 
     return Task(sample, bayes)
+
+
+SPEC = TaskSpec(
+    build=lambda fields, key: sticky(
+        length=fields["length"],
+        num_symbols=fields["num_symbols"],
+        d_x=fields["d_x"],
+        stay=fields["stay"],
+        embedding_key=key,
+    ),
+    fields={
+        "length": integer(2, 1_000_000),
+        "num_symbols": integer(2, 1000),
+        "d_x": integer(1, 100_000),
+        "stay": number(0, 1),
+        "embedding_seed": integer(-1, 2**31 - 1),  # -1: each seed has its own
+    },
+    positions=lambda fields: fields["length"] - 1,
+    num_classes=lambda fields: fields["num_symbols"],
+    entropy_rate=lambda fields: markov.entropy_rate(
+        transition_matrix(fields["num_symbols"], fields["stay"])
+    ),
+    lag=1,
+    transformer=TransformerSpec(
+        num_tokens=lambda fields: 0,
+        scored=lambda fields: fields["length"] - 1,
+        position_name="position",
+        keys=lambda fields: Keys(0, 0, 0),
+    ),
+)

@@ -6,11 +6,14 @@ and a training loss below log C is memory. What there is to see is how the head 
 Source: arXiv 2512.22473, section 7.1.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.tasks.base import Batch, Task
+from jaxattn.fields import integer
+from jaxattn.tasks.base import Batch, Task, TaskSpec
 from jaxattn.theory.attention import check_size
 
 
@@ -42,3 +45,25 @@ def toy(*, length: int, num_classes: int, d_x: int) -> Task:
         return jnp.full(shape, -np.log(num_classes), batch.inputs.dtype)
 
     return Task(sample, bayes)
+
+
+SPEC = TaskSpec(
+    # Nothing but the sequences is random: there are no embeddings.
+    build=lambda fields, _: toy(
+        length=fields["length"], num_classes=fields["num_classes"], d_x=fields["d_x"]
+    ),
+    fields={
+        "length": integer(2, 1_000_000),
+        "num_classes": integer(2, 1000),
+        "d_x": integer(1, 100_000),
+    },
+    positions=lambda fields: fields["length"],
+    num_classes=lambda fields: fields["num_classes"],
+    causal=False,
+    entropy_rate=lambda fields: math.log(fields["num_classes"]),
+    # Nothing can be known of other sequences: what is learned is this one.
+    learned="train_loss",
+    shown="train",
+    note="Labels are random: exact Bayes is chance, whatever is learned is memory, and"
+    " no held-out loss can be better than chance but by luck.",
+)

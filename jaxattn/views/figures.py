@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxattn.analysis import stats
-from jaxattn.analysis.runs import Run
+from jaxattn.runs import Run
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
 NARROWEST = 5.2  # inches of a figure, for its title and legend

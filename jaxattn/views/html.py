@@ -8,7 +8,7 @@ from pathlib import Path
 
 import markdown
 
-from jaxattn.analysis.runs import RunError
+from jaxattn.runs import RunError
 
 _KINDS = {".png": "image/png", ".gif": "image/gif"}
 

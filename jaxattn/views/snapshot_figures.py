@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from jaxattn.analysis import observations, report
-from jaxattn.analysis.runs import Run
+from jaxattn.analysis import entries, head, observations
 from jaxattn.measures import diagnostics
+from jaxattn.runs import Run
 from jaxattn.views import figures
 from jaxattn.views.figures import Picture
 
@@ -55,8 +55,8 @@ class Plane(NamedTuple):
 
 def snapshots(run: Run) -> Seen:
     """What a run kept of its first snapshot seed."""
-    allowed = run.metrics["attention_allowed"]
-    target, lag = run.metrics["target"][0, 0, 0].astype(int), report.task_of(run).lag
+    allowed = run["attention_allowed"].values
+    target, lag = run["target"].values[0, 0, 0].astype(int), entries.task_of(run)["lag"]
     label = np.concatenate([np.full(lag, -1), target])[: len(target)]
     by_label = bool(allowed.all())
     order = np.argsort(label, kind="stable") if by_label else np.arange(len(label))
@@ -64,14 +64,14 @@ def snapshots(run: Run) -> Seen:
     def of_first(maps: np.ndarray) -> np.ndarray:
         return maps[:, 0][..., order, :][..., order]
 
-    weight, allowed = of_first(run.metrics["attention"]), allowed[order][:, order]
+    weight, allowed = of_first(run["attention"].values), allowed[order][:, order]
     return Seen(
-        run.config["config"]["run_arms"],
-        np.array(run.axes["coordinates"]["snapshot_step"]),
+        run.attrs["config"]["run_arms"],
+        np.array(run["snapshot_step"].values),
         weight,
         figures.relative_attention(weight, allowed),
         np.where(allowed, of_first(observations.matrices(run).advantage), np.nan),
-        run.metrics["value"][:, 0][..., order, :],
+        run["value"].values[:, 0][..., order, :],
         label[order],
         allowed,
         by_label,
@@ -333,7 +333,7 @@ def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
 
 def _animated(run: Run, seen: Seen) -> list[str]:
     """The baseline, the first other arm, and the one whose attention moved most."""
-    baseline = run.config["config"]["baseline"]
+    baseline = run.attrs["config"]["baseline"]
     others = [arm for arm in seen.arms if arm != baseline]
     moved = np.abs(seen.weight[:, -1] - seen.weight[:, 0]).sum(axis=(1, 2))
     most = seen.arms[int(np.argmax(np.nan_to_num(moved)))]
@@ -415,6 +415,6 @@ def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
 
 
 def _title(run: Run, seen: Seen, what: str) -> str:
-    where = report.looked_at(run)["sequence"]
-    seed = run.axes["coordinates"]["snapshot_seed"][0]
+    where = head.looked_at(run)["sequence"]
+    seed = run["snapshot_seed"].values[0]
     return f"{what}; first {len(seen.label)} {where} positions, seed {seed}"

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jaxattn.cli import command
 from jaxattn.cli.command import Line
 from jaxattn.experiments import Source, load, overridden, registry
@@ -59,24 +57,24 @@ def _first_line(path: Path) -> str:
 
 def _content(source: Source, asked: str) -> list[str]:
     """Variants, arms and fields of a config, and the command that runs it."""
-    config, catalogue, lines = source.config, source.catalogue, []
+    config, catalogue, lines = source.config.to_dict(), source.catalogue, []
     if source.variants:
         rows = [(name, _fields(changes)) for name, changes in source.variants.items()]
         lines += ["", "Variants, and what they change:", *command.table(rows)]
     rows = []
-    for name, arm in config.arms.items():
-        chosen = "* " if name in config.run_arms else "  "
-        ordered = {"algorithm": arm.algorithm} | dict(arm.items())
+    for name, arm in config["arms"].items():
+        chosen = "* " if name in config["run_arms"] else "  "
+        ordered = {"algorithm": arm["algorithm"]} | arm
         rows.append((chosen + name, _fields(ordered)))
-    baseline = f"; baseline {config.baseline}" if "baseline" in config else ""
+    baseline = f"; baseline {config['baseline']}" if "baseline" in config else ""
     title = f"Arms (--config.arms.NAME.FIELD=VALUE); * in run_arms{baseline}"
     lines += ["", title, *command.table(rows)]
-    used = {arm.algorithm for arm in config.arms.values()}
+    used = {arm["algorithm"] for arm in config["arms"].values()}
     specs = catalogue.algorithms.items()
     rows = [(name, spec.about) for name, spec in specs if name in used]
     lines += ["", "Algorithms", *command.table(rows)]
-    rows, values = [], flatten(config)
-    for field, rule in registry.overridable(config, catalogue).items():
+    rows, values = [], flatten(source.config)
+    for field, rule in registry.overridable(source.config, catalogue).items():
         if field in values and not field.startswith("arms."):
             shown, text = f"{field}={_text(values[field])}", rule.must
             if len(shown) > _LONG:
@@ -84,7 +82,7 @@ def _content(source: Source, asked: str) -> list[str]:
             rows.append((shown, text))
     lines += ["", "Fields (--config.FIELD=VALUE), and what they must be"]
     lines += command.table(rows)
-    again = f"  {asked} --config.seeds={config.seeds}"
+    again = f"  {asked} --config.seeds={config['seeds']}"
     return [*lines, "", "To run it, and with a field set", f"  {asked}", again]
 
 
@@ -92,7 +90,7 @@ def _fields(group: Mapping[str, Any], prefix: str = "") -> str:
     """Dotted names with values, on one line."""
     return "; ".join(
         _fields(value, f"{prefix}{name}.")
-        if isinstance(value, (Mapping, ConfigDict))
+        if isinstance(value, Mapping)
         else f"{prefix}{name}={_text(value)}"
         for name, value in group.items()
     )

@@ -165,5 +165,5 @@ def _too_large(experiment: Experiment, settings: Settings, size: int) -> ConfigE
     return ConfigError(
         f"memory_share={settings.memory_share:g}: {together} of {experiment.seeds}"
         f" seeds of {size / _GIB:.3g} GiB do not fit; must be a larger share; or use"
-        " fewer seeds together, a smaller task or, with diagnostics, a larger eval_every"
+        " fewer seeds together, shorter sequences or a larger eval_every"
     )

@@ -202,11 +202,7 @@ def _require_possible(experiment: Experiment, problems: Batches) -> None:
     log_bayes = fetch([problem.log_bayes_heldout for problem in problems])
     likely = np.isfinite(np.max(log_bayes, axis=-1)).all()
     if any(processes.any_of(not likely)):
-        name = experiment.config["task"]["name"]
-        raise ConfigError(
-            f"task.name={name!r}: drew evidence that its own model calls impossible;"
-            " must have task settings that give it a positive probability"
-        )
+        raise ConfigError(experiment.impossible)
 
 
 def _train_round(programs: Programs, round_: Round) -> Round:

@@ -12,12 +12,14 @@ from jaxattn.experiments.experiment import (
     Snapshots,
 )
 from jaxattn.experiments.registry import KINDS, check, overridden, resolve
+from jaxattn.fields import ConfigError
 
 __all__ = [
     "KINDS",
     "Arm",
     "Catalogue",
     "Claim",
+    "ConfigError",
     "Experiment",
     "Grid",
     "Problem",

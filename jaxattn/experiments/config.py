@@ -92,8 +92,9 @@ def load(path_and_variant: str) -> Source:
         config.name = f"{path.stem}-{variant}" if variant else path.stem
     require_plain(config)
     about = (module.__doc__ or "").partition("\n")[0]
-    variants = getattr(module, "VARIANTS", {})
-    return Source(config, Catalogue().extended(module), about, variants)
+    own = (getattr(module, name, {}) for name in ("TASKS", "ALGORITHMS", "MEASURES"))
+    catalogue = Catalogue().extended(*own)
+    return Source(config, catalogue, about, getattr(module, "VARIANTS", {}))
 
 
 def vary(config: ConfigDict, variants: Mapping[str, Mapping], variant: str) -> None:

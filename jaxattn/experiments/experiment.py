@@ -112,6 +112,7 @@ class Experiment:
     axes: Mapping[str, tuple[str, ...]]  # metric -> its axes after arm, seed, step
     config: Mapping[str, Any]  # plain, as it is written to config.json
     facts: Mapping[str, Any]  # plain: what reports need to know beside it
+    impossible: str  # what is wrong if exact Bayes gives NaN: evidence of probability 0
     grid: Grid | None = None
     snapshots: Snapshots | None = None
     needs: tuple[Need, ...] = ()

@@ -212,6 +212,7 @@ def build(
         facts=facts | {"diagnosed_positions": length},
         grid=grid,
         snapshots=snapshots,
+        impossible=sequences_lib.impossible(fields),
         needs=sequences_lib.mask_needs(spec, fields),
     )
 

@@ -88,6 +88,14 @@ def mask_needs(spec: TaskSpec, fields: Mapping[str, Any]) -> tuple[Need, ...]:
     return (Need(3 * length**2, too_much),)
 
 
+def impossible(fields: Mapping[str, Any]) -> str:
+    """Says what is wrong where a task draws evidence of probability zero."""
+    return (
+        f"task.name={fields['name']!r}: drew evidence that its own model calls"
+        " impossible; must have task settings that give it a positive probability"
+    )
+
+
 def facts(
     view: str,
     spec: TaskSpec,

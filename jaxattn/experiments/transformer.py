@@ -215,6 +215,7 @@ def _resolve(config: ConfigDict, catalogue: Catalogue) -> Experiment:
                 arm.name: dataclasses.asdict(arm.reading) for arm in arms
             },
         },
+        impossible=sequences_lib.impossible(fields),
         needs=sequences_lib.mask_needs(spec, fields),
     )
 

@@ -1,13 +1,13 @@
 """The first-order laws of attention under cross-entropy, one function per equation.
 
-Signals (what the loss tells each query), the gradients that they make, how a small step
-moves everything, what variants of the head change, and last all of it for one head in
-one call. T queries i, S sources j; `weight` is the paper's a. Losses are in nats, so
-gradients are nats per unit of what they are taken for.
+Signals (gradients at each query), the gradients that follow from them, motion under a
+small step, changes by variants of the head, and last the gradient of one head in one
+call. T queries i, S sources j; `weight` is the paper's a. Losses are in nats, so
+gradients are in nats per unit of their variable.
 
 The laws are local: any head of any layer obeys them, with u = ∂L/∂(its output). Several
 heads are a `vmap`, each with its own slice of u (`attention.split_heads`). A mask, a
-score bias, or a row that may look nowhere are in the weight already: what has weight 0
+score bias or a fully masked row is in the weight already: a source or query of weight 0
 adds nothing to any sum, also where it is not finite.
 
 The paper is arXiv 2512.22473; `scripts/check_gradients.py` is the proof.
@@ -19,7 +19,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxattn.theory import attention, losses
+from jaxattn.theory import attention, losses, masks, row_blocks
 
 # --- signals
 
@@ -27,7 +27,7 @@ from jaxattn.theory import attention, losses
 def logit_gradient(
     logit: jax.Array, target: jax.Array, weight: jax.Array | None = None
 ) -> jax.Array:
-    """Gradient of the loss for the logits: prediction less what came.
+    """Gradient of the loss for the logits: prediction less target.
 
     δ_i = ∂L/∂l_i = w_i (p_i - onehot(y_i)) / Σ_r w_r
 
@@ -38,7 +38,7 @@ def logit_gradient(
 
     Returns:
       δ (T, C); rows sum to zero. Positive where a class is predicted too strongly. 0
-      where a weight is 0, NaN where a target is no class, all NaN if a weight is
+      where a weight is 0, NaN where a target is not a class, all NaN if a weight is
       negative.
 
     Source: softmax and cross-entropy; the paper's p - onehot(y).
@@ -50,7 +50,7 @@ def logit_gradient(
 
 
 def upstream_gradient(logit_gradient: jax.Array, w_o: jax.Array) -> jax.Array:
-    """Gradient of the loss for the context, the signal each query sends back.
+    """Gradient of the loss for the context of each query.
 
     u_i = ∂L/∂g_i = δ_i W_Oᵀ
 
@@ -86,7 +86,7 @@ def compatibility(upstream: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def expected_compatibility(upstream: jax.Array, context: jax.Array) -> jax.Array:
-    """Mean compatibility of what a query looks at, without a T x S array.
+    """Mean compatibility of a query's sources, without a T x S array.
 
     E_i[b] = Σ_j a_ij b_ij = u_i · g_i
 
@@ -95,7 +95,7 @@ def expected_compatibility(upstream: jax.Array, context: jax.Array) -> jax.Array
       context: g (T, d_v).
 
     Returns:
-      (T,); the change of loss if query i looked harder everywhere it looks.
+      (T,); the slope of the loss if all weights of query i are scaled up alike.
 
     Source: the paper, E_α[b]; arXiv 2205.14135, appendix B, for the dot product.
     """
@@ -105,7 +105,7 @@ def expected_compatibility(upstream: jax.Array, context: jax.Array) -> jax.Array
 
 
 def advantage(weight: jax.Array, compatibility: jax.Array) -> jax.Array:
-    """How much better than the query's average a source is.
+    """Advantage of a source over the average of the query's sources.
 
     A_ij = E_i[b] - b_ij,  E_i[b] = Σ_l a_il b_il
 
@@ -114,7 +114,7 @@ def advantage(weight: jax.Array, compatibility: jax.Array) -> jax.Array:
       compatibility: b (T, S).
 
     Returns:
-      A (T, S); positive where looking more at j lowers the loss. Σ_j a_ij A_ij = 0.
+      A (T, S); positive where more weight on j lowers the loss. Σ_j a_ij A_ij = 0.
 
     Source: the paper, advantage-based routing law.
     """
@@ -203,13 +203,13 @@ def key_gradient(score_gradient: jax.Array, query: jax.Array) -> jax.Array:
 
 
 def projection_gradient(inputs: jax.Array, gradient: jax.Array) -> jax.Array:
-    """Gradient of the loss for a projection, from that for what it projects.
+    """Gradient of the loss for a projection, from that for its output.
 
     ∂L/∂W_Q = xᵀ ∂L/∂q,  ∂L/∂W_K = xᵀ ∂L/∂k,  ∂L/∂W_V = xᵀ ∂L/∂v,  ∂L/∂W_O = gᵀ δ
 
     Args:
-      inputs: what the projection is applied to (N, d_in): x, or the context g.
-      gradient: of the loss for the projected (N, d_out).
+      inputs: of the projection (N, d_in): x, or the context g.
+      gradient: of the loss for its output (N, d_out).
 
     Returns:
       (d_in, d_out).
@@ -269,9 +269,9 @@ def input_gradient(
 
 
 def column_usage(weight: jax.Array) -> jax.Array:
-    """How much attention each source receives, an effective number of queries.
+    """Attention that each source receives, an effective number of queries.
 
-    N_j = Σ_i a_ij;  Σ_j N_j is the number of queries that may look somewhere
+    N_j = Σ_i a_ij;  Σ_j N_j is the number of queries that are not fully masked
 
     Args:
       weight: a (T, S).
@@ -295,7 +295,7 @@ def prototype_signal(weight: jax.Array, upstream: jax.Array) -> jax.Array:
       upstream: u (T, d_v).
 
     Returns:
-      ū (S, d_v). A source that no query uses (N_j = 0) has no mean: it is given 0, so
+      ū (S, d_v). A source that no query uses (N_j = 0) has no mean: 0 stands there, so
       that N_j ū_j is its gradient, also 0.
 
     Source: the paper, EM reading: responsibility-weighted mean.
@@ -305,7 +305,7 @@ def prototype_signal(weight: jax.Array, upstream: jax.Array) -> jax.Array:
 
 
 def overlap_kernel(weight: jax.Array) -> jax.Array:
-    """How far two queries share sources, and so move each other's context.
+    """Overlap of the sources of two queries, through which they move each other.
 
     K = a aᵀ,  K_ir = Σ_j a_ij a_rj
 
@@ -327,7 +327,7 @@ def overlap_kernel(weight: jax.Array) -> jax.Array:
 def score_motion(
     weight: jax.Array, advantage: jax.Array, rate: jax.typing.ArrayLike
 ) -> jax.Array:
-    """How free scores move: towards sources of positive advantage.
+    """Motion of free scores: towards sources of positive advantage.
 
     ds_ij = -η ∂L/∂s_ij = η a_ij A_ij
 
@@ -345,7 +345,7 @@ def score_motion(
 
 
 def weight_motion(weight: jax.Array, score_motion: jax.Array) -> jax.Array:
-    """How weights follow any small motion of the scores.
+    """Motion of weights under any small motion of the scores.
 
     da_ij = a_ij (ds_ij - Σ_l a_il ds_il)
 
@@ -367,7 +367,7 @@ def weight_motion(weight: jax.Array, score_motion: jax.Array) -> jax.Array:
 def value_motion(
     weight: jax.Array, upstream: jax.Array, rate: jax.typing.ArrayLike
 ) -> jax.Array:
-    """How free values move: against the signals of the queries that use them.
+    """Motion of free values: against the signals of the queries that use them.
 
     dv_j = -η ∂L/∂v_j = -η Σ_i a_ij u_i
 
@@ -385,15 +385,16 @@ def value_motion(
 
 
 def compatibility_motion(upstream: jax.Array, value_motion: jax.Array) -> jax.Array:
-    """Feedback: how moving values change what each source is worth to each query.
+    """Feedback: change of the compatibilities when the values move.
 
     db_ij = u_i · dv_j = -η Σ_r a_rj u_i·u_r, the second for free values
 
-    Queries that use j pull v_j their way: b_ij falls for those whose u agrees with
-    theirs, and A_ij rises where it falls by more than the query's mean, Σ_l a_il db_il.
+    Queries that use j move v_j against their u: b_ij falls for queries whose u agrees
+    with theirs, and A_ij rises where b_ij falls by more than the query's mean,
+    Σ_l a_il db_il.
 
     Args:
-      upstream: u (T, d_v), held.
+      upstream: u (T, d_v), fixed.
       value_motion: dv (S, d_v).
 
     Returns:
@@ -405,7 +406,7 @@ def compatibility_motion(upstream: jax.Array, value_motion: jax.Array) -> jax.Ar
 
 
 def routing_motion(weight_motion: jax.Array, value: jax.Array) -> jax.Array:
-    """How contexts move because queries look elsewhere.
+    """Motion of contexts by the motion of the weights.
 
     dg_i = Σ_j da_ij v_j
 
@@ -423,7 +424,7 @@ def routing_motion(weight_motion: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def content_motion(weight: jax.Array, value_motion: jax.Array) -> jax.Array:
-    """How contexts move because what they find there changes.
+    """Motion of contexts by the motion of the values.
 
     dg_i = Σ_j a_ij dv_j = -η Σ_r K_ir u_r, the second for free values, K = a aᵀ
 
@@ -446,9 +447,9 @@ def context_motion(
     value: jax.Array,
     value_motion: jax.Array,
 ) -> jax.Array:
-    """How contexts move when routing and content move together.
+    """Motion of contexts when weights and values move together.
 
-    dg_i = Σ_j (da_ij v_j + a_ij dv_j); what is left out, Σ_j da_ij dv_j, is O(η²)
+    dg_i = Σ_j (da_ij v_j + a_ij dv_j); the remainder, Σ_j da_ij dv_j, is O(η²)
 
     Args:
       weight: a (T, S).
@@ -472,7 +473,7 @@ def loss_change(gradient: chex.ArrayTree, motion: chex.ArrayTree) -> jax.Array:
 
     Args:
       gradient: pytree of ∂L/∂θ.
-      motion: pytree of dθ, alike.
+      motion: pytree of dθ, same structure.
 
     Returns:
       Scalar, nats; negative where the loss should fall.
@@ -507,33 +508,33 @@ def descent_loss_change(
 def remainder(
     actual: jax.Array, gradient: chex.ArrayTree, motion: chex.ArrayTree
 ) -> jax.Array:
-    """What the first order leaves unexplained of a step.
+    """Change of the loss under a step, less its first order.
 
     R = L(θ + dθ) - L(θ) - Σ ⟨∂L/∂θ, dθ⟩ = O(‖dθ‖²)
 
     Args:
       actual: L(θ + dθ) - L(θ), scalar.
       gradient: pytree of ∂L/∂θ, where the step began.
-      motion: pytree of dθ, alike.
+      motion: pytree of dθ, same structure.
 
     Returns:
-      Scalar, nats; positive where the loss fell less than promised.
+      Scalar, nats; positive where the loss fell less than the first order says.
 
     Source: Taylor's theorem, first order.
     """
     return actual - loss_change(gradient, motion)
 
 
-# --- variants of the head, and what each changes
+# --- variants of the head, and their gradients
 
 
 def drop(array: jax.Array, keep: jax.Array, dropout_rate: float) -> jax.Array:
-    """Attention dropout, on whatever it multiplies.
+    """Attention dropout, applied to weights or compatibilities.
 
     c ∘ array,  c_ij = keep_ij / (1 - dropout_rate)
 
-    The head looks with c a: g_i = Σ_j c_ij a_ij v_j. So the values' law takes it,
-    ∂L/∂v_j = Σ_i c_ij a_ij u_i, and the scores' law takes a and b̃ = c b:
+    The head attends with c a: g_i = Σ_j c_ij a_ij v_j. So the values' law has c a,
+    ∂L/∂v_j = Σ_i c_ij a_ij u_i, and the scores' law has a and b̃ = c b:
     ∂L/∂s_ij = a_ij (b̃_ij - Σ_l a_il b̃_il). Diagnostics always use a, never c a.
 
     Args:
@@ -550,14 +551,14 @@ def drop(array: jax.Array, keep: jax.Array, dropout_rate: float) -> jax.Array:
     chex.assert_equal_shape([array, keep])
     chex.assert_type(keep, bool)
     if not 0 <= dropout_rate < 1:
-        raise ValueError(f"dropout_rate={dropout_rate!r}: allowed: 0 <= rate < 1")
+        raise ValueError(f"dropout_rate={dropout_rate!r}: must be from 0, below 1")
     return jnp.where(keep, array / (1 - dropout_rate), 0)
 
 
 def layer_norm_gradient(
     value: jax.Array, gradient: jax.Array, epsilon: float
 ) -> jax.Array:
-    """Gradient for values that a LayerNorm without scale and shift is applied to.
+    """Gradient for values before a LayerNorm without scale and shift.
 
     ∂L/∂ṽ_j = J_LN(ṽ_j)ᵀ ∂L/∂v_j = (γ - mean γ - v_j mean(γ ∘ v_j)) / √(var ṽ_j + ε),
     with γ = ∂L/∂v_j; only the direction of a value can be learned, not its length
@@ -582,7 +583,7 @@ def layer_norm_gradient(
 
 
 def group_gradient(gradient: jax.Array, num_kv_heads: int) -> jax.Array:
-    """Gradient for key-value heads that several query heads share.
+    """Gradient for key-value heads that several query heads share (grouped-query).
 
     ∂L/∂k_j^r = Σ_h ∂L/∂k_j^h over the H / H_kv heads h with h // (H / H_kv) = r
 
@@ -605,7 +606,7 @@ def group_gradient(gradient: jax.Array, num_kv_heads: int) -> jax.Array:
 def score_bias_gradient(score_gradient: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Gradient for a bias that was added to the scores.
 
-    ∂L/∂bias_ij = ∂L/∂s_ij, summed over what the bias is shared by
+    ∂L/∂bias_ij = ∂L/∂s_ij, summed over the queries or sources that share the bias
 
     Args:
       score_gradient: ∂L/∂s (T, S).
@@ -619,9 +620,7 @@ def score_bias_gradient(score_gradient: jax.Array, shape: tuple[int, int]) -> ja
     chex.assert_rank(score_gradient, 2)
     for size, full in zip(shape, score_gradient.shape, strict=True):
         if size not in (1, full):
-            raise ValueError(
-                f"shape={shape}: allowed: 1 or {full} where it says {size}"
-            )
+            raise ValueError(f"shape={shape}: must be 1 or {full} in place of {size}")
     shared = [n for n, size in enumerate(shape) if size < score_gradient.shape[n]]
     return jnp.sum(score_gradient, axis=tuple(shared), keepdims=True)
 
@@ -662,7 +661,7 @@ def loss_and_gradient(
     """Loss of one head on one sequence and its gradient, by the laws, without autodiff.
 
     The laws above, in row blocks, with the sums over sources done on the inputs, since
-    query i needs no more of its row of the map than
+    of its row of the map query i needs only
 
       z_i = Σ_j a_ij x_j                   context g_i = z_i W_V
       m_i = Σ_j a_ij (b_ij - E_i[b]) x_j   (∂L/∂s X)_i
@@ -672,7 +671,7 @@ def loss_and_gradient(
       ∂L/∂W_V = zᵀ u          ∂L/∂W_Q = xᵀ m W_K / √d_k
       ∂L/∂W_O = gᵀ δ          ∂L/∂W_K = mᵀ q / √d_k          ∂L/∂b_O = Σ_i δ_i
 
-    with b_ij = u_i·v_j = δ_i·(v_j W_O), whichever is shorter.
+    with b_ij = u_i·v_j = δ_i·(v_j W_O), whichever product is shorter.
 
     No T x T array is kept, no exponential is computed twice, and under a known causal
     mask the masked half is not computed. Four products make or read T x T entries, of
@@ -682,8 +681,8 @@ def loss_and_gradient(
       params: of the head.
       inputs: x (T, d_x).
       targets: class indices (T,).
-      mask: boolean (T, T), True where i may look at j; None looks everywhere. Pass
-        `attention.causal_mask(T)` itself for the causal short cut.
+      mask: boolean (T, T), True where i may attend to j; None allows all. Pass
+        `attention.causal_mask(T)` itself to skip the masked half.
       weights: position weights (T,), default 1 each.
 
     Returns:
@@ -695,18 +694,18 @@ def loss_and_gradient(
     attention.assert_head_shapes(params, inputs, mask)
     chex.assert_shape(targets, inputs.shape[:1])
     share = losses.position_shares(weights, len(inputs), params.w_o.dtype)
-    inputs = attention.only_used(inputs, mask, None if weights is None else share)
+    inputs = masks.only_used(inputs, mask, None if weights is None else share)
     scale = 1 / math.sqrt(params.w_q.shape[1])
     query, key = inputs @ (params.w_q * scale), inputs @ params.w_k
     value = inputs @ params.w_v
     in_classes = params.w_o.shape[1] < params.w_o.shape[0]
-    content = attention.append_one(value @ params.w_o if in_classes else value)
-    input_and_one = attention.append_one(inputs).T
+    content = row_blocks.append_one(value @ params.w_o if in_classes else value)
+    input_and_one = row_blocks.append_one(inputs).T
 
     def block(tiles, query, target, share):
         exponentials = [
             (sources, jnp.exp(score))
-            for sources, score in attention.shifted_scores(query, key, tiles)
+            for sources, score in row_blocks.shifted_scores(query, key, tiles)
         ]
         summed = sum(input_and_one[:, sources] @ e for sources, e in exponentials)
         normaliser = jnp.where(summed[-1] > 0, summed[-1], 1)[:, None]
@@ -728,7 +727,7 @@ def loss_and_gradient(
         )
         return mean_input, logit, delta, routed.T
 
-    mean_input, logit, delta, routed = attention.over_row_blocks(
+    mean_input, logit, delta, routed = row_blocks.over_row_blocks(
         block, mask, query, targets, share
     )
     gradient = attention.Params(
@@ -743,11 +742,11 @@ def loss_and_gradient(
 
 
 def _weighted(weight: jax.Array, array: jax.Array) -> jax.Array:
-    """Products weight ∘ array, 0 where the weight is."""
+    """Products weight ∘ array, 0 where the weight is 0."""
     return jnp.where(weight == 0, 0, weight * array)
 
 
 def _used(array: jax.Array, weight: jax.Array, axis: int) -> jax.Array:
-    """An array (n, d) without the rows that nothing along `axis` gives a weight."""
+    """An array (n, d), with 0 in the rows whose weights along `axis` are all 0."""
     used = jnp.sum(jnp.abs(weight), axis=axis) != 0
     return jnp.where(used[:, None], array, 0)

@@ -1,9 +1,9 @@
-"""What a head is scored by: cross-entropy, predictive entropy, distance to Bayes.
+"""Scores of a prediction: cross-entropy, predictive entropy, distance to Bayes.
 
 All in nats; all averages over positions are weighted by w_i / Σ w. A position of weight
-0 does not count, whatever its logits and target are, also in gradients. A negative
-weight, or a target that is no class at a position that counts, makes NaN of loss and
-gradient.
+0 does not count, whatever its logits and target are, also in gradients. With a negative
+weight, or a target that is not a class at a position that counts, loss and gradient are
+NaN.
 """
 
 import chex
@@ -29,7 +29,7 @@ def position_shares(weight: jax.Array | None, length: int, dtype) -> jax.Array:
       ValueError: there are no positions.
     """
     if length < 1:
-        raise ValueError(f"length={length}: allowed: 1 or more positions")
+        raise ValueError(f"length={length}: must be 1 or more positions")
     if weight is None:
         return jnp.full((length,), 1 / length, dtype)
     chex.assert_shape(weight, (length,))
@@ -42,7 +42,7 @@ def weighted_mean(value: jax.Array, share: jax.Array) -> jax.Array:
     """Mean over positions, Σ_i share_i x_i, of those that have a share.
 
     Args:
-      value: x (T,); what it is at a position without a share does not count.
+      value: x (T,); not read at positions without a share.
       share: (T,), from `position_shares`.
 
     Returns:
@@ -52,9 +52,9 @@ def weighted_mean(value: jax.Array, share: jax.Array) -> jax.Array:
 
 
 def target_factor(target: jax.Array, num_classes: int, dtype) -> jax.Array:
-    """What loss and logit gradient of each position are multiplied by: 1, or NaN.
+    """Factor of the loss and the logit gradient of each position: 1, or NaN.
 
-    A factor, and not a choice, so that it reaches the gradient by autodiff too.
+    A factor, not a `jnp.where`, so that autodiff carries it to the gradient too.
 
     Args:
       target: class indices (T,), or probabilities (T, C).
@@ -62,7 +62,7 @@ def target_factor(target: jax.Array, num_classes: int, dtype) -> jax.Array:
       dtype: of the result.
 
     Returns:
-      (T,) 1 for a class in [0, C), or probabilities that are none below 0; else NaN.
+      (T,) 1 for a class in [0, C), or probabilities of at least 0; else NaN.
     """
     if target.ndim == 1:
         fits = (target >= 0) & (target < num_classes)
@@ -76,11 +76,11 @@ def negative_log_likelihood(logit: jax.Array, target: jax.Array) -> jax.Array:
 
     Args:
       logit: (T, C).
-      target: class indices (T,), in [0, C); or probabilities (T, C), and then what is
-        to be expected, -Σ_c y_ic log p_ic.
+      target: class indices (T,), in [0, C); or probabilities (T, C), and then the
+        expectation, -Σ_c y_ic log p_ic.
 
     Returns:
-      (T,), at least 0; NaN, as is its gradient, where a target is not of these.
+      (T,), at least 0; NaN, as is its gradient, where a target is neither.
     """
     chex.assert_rank([logit, target], [2, {1, 2}])
     log_p = jax.nn.log_softmax(logit)
@@ -89,14 +89,14 @@ def negative_log_likelihood(logit: jax.Array, target: jax.Array) -> jax.Array:
         chosen = jnp.take_along_axis(log_p, target[:, None], axis=1, mode="clip")
         return -chosen[:, 0] * factor
     chex.assert_equal_shape([logit, target])
-    # What will not be costs nothing, also where it is ruled out.
+    # A class of probability 0 adds nothing, also where its logit is -inf.
     return -jnp.sum(target * jnp.where(target > 0, log_p, 0), axis=1) * factor
 
 
 def weighted_surprise(
     logit: jax.Array, target: jax.Array, share: jax.Array
 ) -> jax.Array:
-    """Gradient of a weighted cross-entropy for the logits: prediction less what came.
+    """Gradient of a weighted cross-entropy for the logits: prediction less target.
 
     share_i (p_i - onehot(y_i))
 
@@ -106,7 +106,7 @@ def weighted_surprise(
       share: (T,), from `position_shares`.
 
     Returns:
-      (T, C); 0 where the share is, NaN where a target that counts is no class.
+      (T, C); 0 where the share is 0, NaN where a target that counts is not a class.
     """
     chex.assert_rank([logit, target, share], [2, 1, 1])
     onehot = jax.nn.one_hot(target, logit.shape[1], dtype=logit.dtype)
@@ -153,7 +153,7 @@ def predictive_entropy(logit: jax.Array, weight: jax.Array | None = None) -> jax
     chex.assert_rank(logit, 2)
     share = position_shares(weight, logit.shape[0], logit.dtype)
     log_p = jax.nn.log_softmax(_counted(logit, share))
-    # A logit of -inf is a class ruled out: it adds nothing, and no 0 * inf.
+    # A class with a logit of -inf adds nothing, and no 0 * inf.
     possible = log_p > -jnp.inf
     entropy = -jnp.sum(jnp.exp(log_p) * jnp.where(possible, log_p, 0), axis=1)
     return weighted_mean(entropy, share)
@@ -166,11 +166,11 @@ def kl_to_bayes(
 
     KL = Σ_i w_i Σ_c β_ic (log β_ic - log p_ic) / Σ_i w_i,  at least 0
 
-    Paired on the sequence: both predictives have seen the same inputs, so the noise of
-    the drawn targets cancels.
+    Paired on the sequence: both predictives have the same inputs, so the noise of the
+    drawn targets cancels.
 
     Args:
-      log_bayes: log β (T, C); -inf where Bayes rules a class out.
+      log_bayes: log β (T, C); -inf for classes of probability 0.
       logit: the model's (T, C).
       weight: position weights (T,), default 1 each.
 
@@ -182,7 +182,7 @@ def kl_to_bayes(
     share = position_shares(weight, logit.shape[0], logit.dtype)
     log_p = jax.nn.log_softmax(_counted(logit, share))
     bayes = jnp.exp(log_bayes)
-    # NaN is how a task flags impossible evidence: let it through, do not hide it.
+    # A task flags impossible evidence by NaN, which must show.
     gap = jnp.where((bayes > 0) | jnp.isnan(log_bayes), log_bayes - log_p, 0)
     kl = jnp.sum(bayes * gap, axis=1)
     return weighted_mean(kl, share)
@@ -195,13 +195,12 @@ def accuracy(
 
     Args:
       logit: (T, C).
-      target: class indices (T,); or probabilities (T, C), and then what is to be
-        expected.
+      target: class indices (T,); or probabilities (T, C), and then the expectation.
       weight: position weights (T,), default 1 each.
 
     Returns:
       Scalar in [0, 1]; NaN if a logit is NaN, since then none is the largest, or if a
-      target is no class.
+      target is not a class.
     """
     chex.assert_rank([logit, target], [2, {1, 2}])
     guess = jnp.argmax(logit, axis=1)
@@ -217,9 +216,9 @@ def accuracy(
 def tied_accuracy(
     logit: jax.Array, target: jax.Array, weight: jax.Array | None = None
 ) -> jax.Array:
-    """Share of targets that a draw among the likeliest classes would hit.
+    """Expected accuracy of a draw among the classes with the largest logit.
 
-    Σ_i w_i [y_i is among them] / how many they are / Σ_i w_i; `accuracy` without ties
+    Σ_i w_i [y_i in M_i] / |M_i| / Σ_i w_i, M_i these classes; `accuracy` without ties
 
     Args:
       logit: (T, C); classes within 1e-6 of the largest count as tied.
@@ -240,5 +239,5 @@ def tied_accuracy(
 
 
 def _counted(logit: jax.Array, share: jax.Array) -> jax.Array:
-    """Logits, and 0 in place of those without a share, whose gradient is then 0."""
+    """Logits, with 0 at positions without a share, so that their gradient is 0."""
     return jnp.where(share[:, None] == 0, 0, logit)

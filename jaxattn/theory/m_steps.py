@@ -1,9 +1,8 @@
-"""M-steps of EM: W_V moves while attention is held, without any T x T work.
+"""M-steps of EM: W_V moves under fixed attention, without any T x T work.
 
-With responsibilities a held, Z = a X is all that is left of them: g = Z W_V. Each
-M-step is the gradient dL/dW_V through a linear map of its own, so that one step costs
-O(T d C), and several cost no more attention than one. Rates, ridge and damping may be
-traced.
+With fixed responsibilities a, Z = a X stands for them: g = Z W_V. Each M-step is the
+gradient dL/dW_V through a linear map of its own, so that one step costs O(T d C), and
+several cost no more attention than one. Rates, ridge and damping may be traced.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from jaxattn.theory.attention import Params
 
 
 class Held(NamedTuple):
-    """Sequences under held attention; the rows of all of them, one after another."""
+    """Sequences under fixed attention; the rows of all of them, one after another."""
 
     mixed: jax.Array  # Z = a X (R, d_x)
     targets: jax.Array  # (R,), class indices
@@ -28,7 +27,7 @@ class Held(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """The loss under held attention, and what it says back."""
+    """The loss under fixed attention, and its gradients."""
 
     loss: jax.Array  # nats
     context: jax.Array  # g (R, d_v)
@@ -40,7 +39,7 @@ class MStep(NamedTuple):
     """A pure rule for W_V, whose learning rates may be traced.
 
     init(params) -> memory;  begin(memory, params, held) -> (plan, memory), once for
-    each E-step;  move(plan, params, value_gradient) -> what to add to W_V.
+    each E-step;  move(plan, params, value_gradient) -> the change of W_V.
     """
 
     init: Callable[[Params], Any]
@@ -51,22 +50,22 @@ class MStep(NamedTuple):
 class Surrogate(NamedTuple):
     """Quadratic bounds on the loss as a function of W_V W_O and b_O, averaged.
 
-    1/2 tr(V' A V B) - tr(H' V) + ..., V = W_V W_O, so they outlive a change of W_O.
+    1/2 tr(V' A V B) - tr(H' V) + ..., V = W_V W_O, so they stay valid when W_O changes.
     """
 
     curvature: jax.Array  # A = Z^T diag(share) Z (d_x, d_x)
-    pull: jax.Array  # H = A V B + z b_O^T B - Z^T delta (d_x, C), where it was bounded
+    pull: jax.Array  # H = A V B + z b_O^T B - Z^T delta (d_x, C), where it touches
     mean: jax.Array  # z = Z^T share (d_x,)
     count: jax.Array  # steps averaged so far
 
 
 def signals(params: Params, held: Held) -> Signals:
-    """Loss under held attention, and its gradients.
+    """Loss under fixed attention, and its gradients.
 
     g = Z W_V,  δ_i = share_i (p_i - onehot(y_i)),  ∂L/∂W_V = Zᵀ δ W_Oᵀ
 
     Args:
-      params: of the head; W_Q and W_K are not looked at.
+      params: of the head; W_Q and W_K are not read.
       held: the sequences.
 
     Returns:
@@ -103,16 +102,16 @@ def gradient(rate: jax.typing.ArrayLike) -> MStep:
 
 
 def prototype(rate: jax.typing.ArrayLike, ridge: jax.typing.ArrayLike) -> MStep:
-    """Each value moves by its mean signal, as far as W_V can follow.
+    """Moves each value by its mean signal, in the least-squares sense for W_V.
 
     dv_j = -η ū_j,  ū_j = Σ_i a_ij u_i / N_j,  N_j = Σ_i a_ij
 
     dW_V = argmin_D Σ_j N_j |x_j D - dv_j|² + λ |D|²
          = -η (Xᵀ N X + λ I)⁻¹ ∂L/∂W_V
 
-    The least-norm solution where λ = 0 leaves a choice. u_i has its position's share
-    of the loss, 1/T, in it, so that η = T moves a value by the mean of its queries'
-    own signals.
+    The least-norm solution where λ = 0 leaves a choice. u_i contains its position's
+    share of the loss, 1/T, so that η = T moves a value by the mean of its queries'
+    unweighted signals.
 
     Args:
       rate: η.
@@ -122,21 +121,19 @@ def prototype(rate: jax.typing.ArrayLike, ridge: jax.typing.ArrayLike) -> MStep:
       MStep.
 
     Raises:
-      ValueError: the ridge, if it is known while tracing, is below 0.
+      ValueError: the ridge is known while tracing, and below 0.
 
     Source: arXiv 2512.22473, section 4 (values as prototypes).
     """
     _check_known("ridge", ridge, lambda known: known >= 0, "0 or more")
 
-    def begin(memory: Any, params: Params, held: Held) -> tuple[Any, Any]:
-        del params
+    def begin(memory: Any, _: Params, held: Held) -> tuple[Any, Any]:
         return eigh(held.moment), memory
 
-    def move(plan: Any, params: Params, value_gradient: jax.Array) -> jax.Array:
-        del params
+    def move(plan: Any, _: Params, value_gradient: jax.Array) -> jax.Array:
         size, basis = plan
         size = jnp.maximum(size, 0)[:, None]
-        turned = jnp.where(_felt(size), basis.T @ value_gradient, 0)
+        turned = jnp.where(_above_rounding(size), basis.T @ value_gradient, 0)
         return -rate * (basis @ _divided(turned, size + ridge))
 
     return MStep(lambda params: (), begin, move)
@@ -147,7 +144,7 @@ def majorised(
     damping: jax.typing.ArrayLike = 1.0,
     statistics_rate: jax.typing.ArrayLike = 1.0,
 ) -> MStep:
-    """The minimum of a quadratic bound on the loss, in closed form.
+    """Moves to the minimum of a quadratic bound on the loss, in closed form.
 
     The Hessian of cross-entropy in a position's logits is at most B = (I - 11ᵀ/C)/2, so
 
@@ -155,23 +152,24 @@ def majorised(
     A = Zᵀ diag(share) Z,  M = W_O B W_Oᵀ,  G = ∂L/∂W_V + λ W_V
 
     and D solves A D M + λ D = -G by two eigendecompositions (least norm where λ = 0
-    leaves a choice). Taking ρ D, the penalised loss under held attention falls by
-    ρ (1 - ρ/2) <G, -D> at least: it never rises, and stays only where G is 0.
+    leaves a choice). A step of ρ D lowers the penalised loss under fixed attention by
+    ρ (1 - ρ/2) <G, -D> at least: the loss never rises, and stays only where G is 0.
 
-    With statistics_rate γ < 1 the bound is of an average over steps, as a single
-    sequence's would over-fit: bounds are kept as statistics of W_V W_O and b_O, and
-    s ← (1 - γ_t) s + γ_t s_t with γ_t = max(γ, 1/t). Then no theorem bounds a step.
+    With statistics_rate γ < 1 the bound is that of an average over steps, since the
+    bound of a single sequence would over-fit: statistics of W_V W_O and b_O are
+    averaged, s ← (1 - γ_t) s + γ_t s_t with γ_t = max(γ, 1/t). Then no theorem bounds a
+    step.
 
     Args:
       ridge: λ, at least 0.
-      damping: ρ, the share of D that is taken, in (0, 1]; the theorem holds for all.
-      statistics_rate: γ, in (0, 1]; 1 keeps nothing of earlier steps.
+      damping: ρ, length of the step relative to D, in (0, 1]; the theorem covers it.
+      statistics_rate: γ, in (0, 1]; 1 forgets all earlier steps.
 
     Returns:
       MStep.
 
     Raises:
-      ValueError: a number that is known while tracing and is none of these.
+      ValueError: a number is known while tracing, and out of its bounds.
 
     Source: Böhning 1992 (the bound); Cappé and Moulines 2009, Mairal 2013 (averaging).
     """
@@ -212,7 +210,8 @@ def majorised(
         def turn(array: jax.Array) -> jax.Array:
             return basis.T @ array @ out_basis
 
-        turned = jnp.where(_felt(curvature), turn(total), 0) + ridge * turn(params.w_v)
+        turned = jnp.where(_above_rounding(curvature), turn(total), 0)
+        turned += ridge * turn(params.w_v)
         step = _divided(turned, curvature + ridge)
         return -damping * (basis @ step @ out_basis.T)
 
@@ -222,16 +221,16 @@ def majorised(
 def penalised_loss(
     params: Params, held: Held, ridge: jax.typing.ArrayLike
 ) -> jax.Array:
-    """What `majorised` never raises: L + λ/2 |W_V|², in nats, attention held."""
+    """L + λ/2 |W_V|² under fixed attention, nats, which `majorised` never raises."""
     return signals(params, held).loss + ridge / 2 * jnp.sum(params.w_v**2)
 
 
 def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues (n,), rising, and eigenvectors of a symmetric matrix (n, n).
 
-    On CPU `vmap` becomes a loop: jaxlib deals a stack of them to the threads that run
-    the program and waits there, so that as many stacks at once as there are threads
-    wait for each other forever (seen with jaxlib 0.10.2 and two).
+    On CPU `vmap` becomes a loop: jaxlib hands a stack of matrices to the threads that
+    run the program and waits there, so that as many stacks at once as there are threads
+    wait for each other forever (observed with jaxlib 0.10.2 and two threads).
     """
 
     def decompose(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -243,15 +242,15 @@ def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _check_known(
-    name: str, value: Any, fits: Callable[[float], bool], allowed: str
+    name: str, value: Any, fits: Callable[[float], bool], must: str
 ) -> None:
-    """Raises ValueError for a number that does not fit; one that is traced may."""
+    """Raises ValueError for a number that does not fit, unless it is traced."""
     if not isinstance(value, jax.core.Tracer) and not all(map(fits, np.ravel(value))):
-        raise ValueError(f"{name}={value!r}: allowed: {allowed}")
+        raise ValueError(f"{name}={value!r}: must be {must}")
 
 
 def _bound(array: jax.Array) -> jax.Array:
-    """B along the first axis, the classes: half of what is left of the mean."""
+    """B along the first axis, the classes: half the deviation from the mean."""
     return (array - jnp.mean(array, axis=0, keepdims=True)) / 2
 
 
@@ -278,12 +277,12 @@ def _surrogate_gradient(surrogate: Surrogate, params: Params) -> jax.Array:
     return (curved - surrogate.pull) @ params.w_o.T
 
 
-def _felt(curvature: jax.Array) -> jax.Array:
-    """Where the data bend the loss; elsewhere their gradient is 0 but for rounding."""
+def _above_rounding(curvature: jax.Array) -> jax.Array:
+    """Where the loss has curvature; elsewhere its gradient is 0 but for rounding."""
     rounding = 4 * max(curvature.shape) * jnp.finfo(curvature.dtype).eps
     return curvature > rounding * jnp.max(curvature)
 
 
 def _divided(array: jax.Array, by: jax.Array) -> jax.Array:
-    """The quotient, and 0 where `by` is."""
+    """The quotient, and 0 where `by` is 0."""
     return jnp.where(by > 0, array / jnp.where(by > 0, by, 1), 0)

@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.engine import sweep
-from jaxattn.measures import trajectory
 from jaxattn.theory import attention
 
 
@@ -69,31 +67,3 @@ def random_direction(seed, tree):
     """A pytree of independent N(0, 1)."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), tree)
-
-
-def result_of(config, curves, maps=None):
-    """A finished run of made-up curves, by metric, and attention maps.
-
-    Without a grid all else that is kept is made up too, of `maps` or of none.
-    """
-    steps = sweep.evaluation_steps(config)
-    finite = np.all([np.isfinite(curve) for curve in curves.values()], axis=0)
-    since = np.where(finite.all(axis=-1), -1, steps[np.argmin(finite, axis=-1)])
-    seeds = np.arange(config.seeds)
-    if sweep.points(config) is not None:
-        return sweep.Result(steps, sweep.Kept(seeds, curves, since, {}, {}), None)
-    rng = np.random.default_rng(1)
-    falling = np.linspace(1, 0, len(steps)) * np.ones((*since.shape, 1))
-    curves = {n: 0.2 + 0.5 * falling for n in trajectory.CURVES} | curves
-    curves |= {"attention_drift": falling}
-    traits = {n: rng.uniform(0.3, 0.9, since.shape) for n in trajectory.TRAITS}
-    traits |= {n: np.full(since.shape, 0.3) for n in ("bayes_accuracy",)}
-    allowed, snapshots = None, {}
-    if maps is not None:
-        allowed = np.tri(maps.shape[-1], dtype=bool)
-        leading, widths = maps.shape[:-1], {"query": 4, "key": 4}
-        snapshots = {"attention": maps, "target": rng.integers(0, 8, leading)}
-        for name in ("query", "key", "value", "upstream"):
-            snapshots[name] = rng.normal(size=(*leading, widths.get(name, 3)))
-    kept = sweep.Kept(seeds, curves, since, traits, snapshots)
-    return sweep.Result(steps, kept, allowed)

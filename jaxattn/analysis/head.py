@@ -99,8 +99,6 @@ def looked_at(run: Run) -> dict[str, Any]:
 def _comparisons(run: Run, final: dict) -> list[dict[str, Any]]:
     config = run.attrs["config"]
     arms, baseline = config["run_arms"], config["baseline"]
-    if baseline not in arms:
-        return []
     base = arms.index(baseline)
     comparisons = []
     for row, arm in enumerate(arms):

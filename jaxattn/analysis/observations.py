@@ -108,7 +108,7 @@ def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
             name: scales_entry(time_scales(run, row, share), run["step"].values)
             for name, share in SHARES.items()
         }
-        if baseline in arms and arm != baseline:
+        if arm != baseline:
             base = arms.index(baseline)
             entry["differs_in"] = _differing(config["arms"], arm, baseline)
             entry["against_baseline"] = {

@@ -76,14 +76,18 @@ def compiled(
         if need.size > room:
             raise ConfigError(need.most(room))
     sketched = programs.sketch(experiment)
-    _require_record_room(experiment, sketched, room)
-    held = _held_bytes(experiment, sketched)
     device_bytes = memory.of_device(devices[0])
     most = math.inf
     if device_bytes is not None:
         on_cpu = devices[0].platform == "cpu"
         shared_by = neighbours if on_cpu else 1
         most = settings.memory_share * device_bytes / shared_by
+    # In this order, so that it is the field to change that is named.
+    own = memory.size([sketched.problem, sketched.states])
+    if own > most:
+        raise _too_large(experiment, settings, own)
+    _require_record_room(experiment, sketched, room)
+    held = own + memory.size(sketched.trail) * experiment.evaluation_count
     if held > most:  # compiling would take its time
         raise _too_large(experiment, settings, held)
 
@@ -119,12 +123,6 @@ def compiled(
         experiment, sketched, final, built, keep_weights=settings.keep_weights
     )
     return ready, Room(seed_bytes, device_bytes)
-
-
-def _held_bytes(experiment: Experiment, sketched: Sketch) -> int:
-    """Bytes on a device of what a seed is given, has and gives back to look at."""
-    trail = memory.size(sketched.trail) * experiment.evaluation_count
-    return memory.size([sketched.problem, sketched.states]) + trail
 
 
 def _require_record_room(experiment: Experiment, sketched: Sketch, room: int) -> None:

@@ -87,12 +87,15 @@ def train(
         programs, room = _compiled(experiment, settings, signals, workdir)
         _say(_seeds_at_once(programs, room))
         compiled = time.perf_counter()
-        carry, before = _resumed(programs, content)
+        carry, before = resumed(programs, content)
         if content:
             _say(f"going on from {_place(experiment, carry)}")
         signals.until = "at the next evaluation"
-        run = _Run(programs, record, workdir, settings.checkpoint_seconds, before)
-        carry = run.advance(carry, signals)
+
+        def save(carry: Carry, seconds: float) -> None:
+            keep(programs, record, workdir, carry, before + seconds)
+
+        carry = _advance(programs, carry, signals, settings.checkpoint_seconds, save)
         signals.until = "when all numbers are written"
         wall = {"compile": compiled - started, "run": _since(compiled) + before}
         found = rounds.finished(experiment, carry)
@@ -127,8 +130,8 @@ def _compiled(
         raise NotCompiledError(str(workdir)) from None
 
 
-def _resumed(programs: Programs, content: bytes) -> tuple[Carry, float]:
-    """A run in the middle, and the seconds that it took.
+def resumed(programs: Programs, content: bytes) -> tuple[Carry, float]:
+    """Takes up a run in the middle; also gives the seconds that it took.
 
     Args:
       programs: of the same experiment.
@@ -152,59 +155,71 @@ def _resumed(programs: Programs, content: bytes) -> tuple[Carry, float]:
     return rounds.deal(programs, carry), found["seconds"]
 
 
-class _Run:
-    """A run that trains, with progress shown and checkpoints."""
+def _advance(
+    programs: Programs,
+    carry: Carry,
+    signals: progress.Signals,
+    checkpoint_seconds: float,
+    save: Callable[[Carry, float], None],
+) -> Carry:
+    """Trains to the end, with progress shown.
 
-    def __init__(
-        self,
-        programs: Programs,
-        record: dict[str, Any],
-        workdir: Path,
-        checkpoint_seconds: float,
-        seconds: float,
-    ):
-        self._programs = programs
-        self._record = record
-        self._workdir = workdir
-        self._checkpoint_seconds = checkpoint_seconds
-        self._seconds = seconds  # that it took before
+    Args:
+      programs: compiled.
+      carry: to go on from.
+      signals: that stop it at the next evaluation.
+      checkpoint_seconds: between checkpoints.
+      save: keeps a carry, given the seconds since this began.
+    """
+    experiment = programs.experiment
+    done = rounds.steps_done(experiment, carry)
+    began = saved = time.perf_counter()
+    with progress.shown(
+        experiment.name,
+        rounds.cells(experiment) * experiment.steps,
+        done,
+        unit="seed-step",
+        silent=not processes.leads(),
+    ) as tell:
+        while not rounds.is_done(experiment, carry):
+            late = _since(saved) >= checkpoint_seconds
+            stop, due = processes.any_of(bool(signals), late)
+            if stop or due:
+                save(carry, _since(began))
+                saved = time.perf_counter()
+            if stop:
+                raise StoppedError(_place(experiment, carry))
+            carry = rounds.advance(programs, carry)
+            tell(rounds.steps_done(experiment, carry), _progress(experiment, carry))
+    rate = (rounds.steps_done(experiment, carry) - done) / _since(began)
+    _say(f"{rate:,.0f} seed-steps a second")
+    return carry
 
-    def advance(self, carry: Carry, signals: progress.Signals) -> Carry:
-        """Trains to the end."""
-        experiment = self._programs.experiment
-        done = rounds.steps_done(experiment, carry)
-        began = saved = time.perf_counter()
-        with progress.shown(
-            experiment.name,
-            rounds.cells(experiment) * experiment.steps,
-            done,
-            unit="seed-step",
-            silent=not processes.leads(),
-        ) as tell:
-            while not rounds.is_done(experiment, carry):
-                late = _since(saved) >= self._checkpoint_seconds
-                stop, due = processes.any_of(bool(signals), late)
-                if stop or due:
-                    self._save(carry, _since(began) + self._seconds)
-                    saved = time.perf_counter()
-                if stop:
-                    raise StoppedError(_place(experiment, carry))
-                carry = rounds.advance(self._programs, carry)
-                now = rounds.steps_done(experiment, carry)
-                tell(now, _progress(experiment, carry))
-        rate = (rounds.steps_done(experiment, carry) - done) / _since(began)
-        _say(f"{rate:,.0f} seed-steps a second")
-        return carry
 
-    def _save(self, carry: Carry, seconds: float) -> None:
-        whole = rounds.collect(self._programs, carry)
-        steps = rounds.steps_done(self._programs.experiment, whole)
+def keep(
+    programs: Programs,
+    record: dict[str, Any],
+    workdir: Path,
+    carry: Carry,
+    seconds: float,
+) -> None:
+    """Keeps a run in the middle, by process 0 for all.
 
-        def save() -> None:
-            content = serialization.to_bytes({"carry": whole, "seconds": seconds})
-            checkpoints.save(self._workdir, self._record, steps, content)
+    Args:
+      programs: compiled.
+      record: all that the numbers of the run depend on.
+      workdir: claimed.
+      carry: of this process.
+      seconds: that the run took so far.
+    """
+    whole = rounds.collect(programs, carry)
+    steps = rounds.steps_done(programs.experiment, whole)
 
-        processes.led(save)
+    def save() -> None:
+        content = serialization.to_bytes({"carry": whole, "seconds": seconds})
+        checkpoints.save(workdir, record, steps, content)
+
+    processes.led(save)
 
 
 def _write(
@@ -216,7 +231,7 @@ def _write(
     finish: Finish | None,
 ) -> Run:
     with directory.staged(workdir, instead_of=[weights.WEIGHTS]) as stage:
-        run = write.write_metrics(stage, record, *_labelled(experiment, found))
+        run = write.write_metrics(stage, record, *labelled(experiment, found))
         run = run.assign_attrs(path=str(workdir), wall_seconds=wall)
         if found.weights:
             weights.write_weights(stage, found.weights)
@@ -226,10 +241,18 @@ def _write(
     return run
 
 
-def _labelled(
+def labelled(
     experiment: Experiment, found: Records
 ) -> tuple[dict[str, Any], dict[str, list[str]], dict[str, Any]]:
-    """What was recorded: arrays, names of their axes, coordinates."""
+    """Names what was recorded, as in metrics.npz and metrics.json.
+
+    Args:
+      experiment: that was run.
+      found: of all its seeds.
+
+    Returns:
+      Arrays, the names of their axes, and coordinates.
+    """
     grid, behind = experiment.grid, experiment.axes
     steps = experiment.evaluation_steps()
     of_seed = ["arm", "seed"] if grid is None else ["arm", "point", "seed"]
@@ -245,10 +268,11 @@ def _labelled(
     }
     snapshots = experiment.snapshots
     if snapshots is not None:
-        arrays |= found.snapshots | dict(snapshots.constants)
+        constants = snapshots.constants()
+        arrays |= found.snapshots | dict(constants)
         leading = ["arm", "snapshot_seed", "snapshot_step"]
         axes |= {n: [*leading, *snapshots.axes[n]] for n in found.snapshots}
-        axes |= {n: list(snapshots.axes[n]) for n in snapshots.constants}
+        axes |= {n: list(snapshots.axes[n]) for n in constants}
         chosen = found.seeds[is_snapshot_seed(experiment, found.seeds)]
         coordinates["snapshot_seed"] = chosen.tolist()
         coordinates["snapshot_step"] = steps[experiment.snapshot_indices()].tolist()

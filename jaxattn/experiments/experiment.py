@@ -62,7 +62,7 @@ class Snapshots(NamedTuple):
     seeds: tuple[int, ...]
     count: int  # of evaluations, evenly spread from the first to the last
     axes: Mapping[str, tuple[str, ...]]  # array -> its axes after arm, seed, step
-    constants: Mapping[str, np.ndarray]  # the same for all
+    constants: Callable[[], Mapping[str, np.ndarray]]  # the same for all
     field: str  # a smaller value of which makes them smaller
 
 

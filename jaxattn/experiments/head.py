@@ -126,13 +126,17 @@ def _check(config: ConfigDict, catalogue: Catalogue) -> None:
 def _resolve(config: ConfigDict, catalogue: Catalogue) -> Experiment:
     spec = catalogue.tasks[config.task.name]
     size = _analysed_length(spec, config.task.to_dict(), config.snapshot_length)
-    mask = _mask(spec, size)
-    allowed = np.ones((size, size), bool) if mask is None else mask
+
+    def allowed() -> dict[str, np.ndarray]:
+        mask = _mask(spec, size)
+        everything = np.ones((size, size), bool)
+        return {"attention_allowed": everything if mask is None else mask}
+
     snapshots = Snapshots(
         seeds=tuple(sorted(config.snapshot_seeds)),
         count=config.snapshots,
         axes={**_SNAPSHOT_AXES, "attention_allowed": _SNAPSHOT_AXES["attention"]},
-        constants={"attention_allowed": allowed},
+        constants=allowed,
         field="snapshot_length" if spec.causal else "task.length",
     )
     return build(

@@ -33,6 +33,9 @@ _CLAIM: dict[str, Field] = {
 }
 
 
+_GROUPS = ("arms", "claims")  # of groups, which are checked one by one
+
+
 class Kind(NamedTuple):
     """A kind of experiment, as functions of its configs."""
 
@@ -53,7 +56,7 @@ def check_fields(config: ConfigDict, kind: Kind, catalogue: Catalogue) -> None:
     if "task.name" in fields:  # the task decides on other fields
         require("task.name", fields["task.name"], rules["task.name"])
     for field, value in fields.items():
-        if field in ("name", "experiment") or field.startswith(("arms.", "claims.")):
+        if field in ("name", "experiment") or field.partition(".")[0] in _GROUPS:
             continue
         if field not in rules:
             likely = three_nearest(field, rules)

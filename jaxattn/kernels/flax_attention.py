@@ -22,7 +22,7 @@ from jaxattn.kernels import streaming
 
 
 class Tap(nnx.Variable):
-    """Statistics-to-be: the gradient with respect to it is `LawStatistics`."""
+    """A tap: the gradient with respect to it is `LawStatistics`."""
 
 
 class TappedAttention(nnx.Module):
@@ -32,9 +32,9 @@ class TappedAttention(nnx.Module):
 
     nnx.grad(loss, argnums=nnx.DiffState(0, nnx.Any(nnx.Param, Tap)))(model)
 
-    A loss that is a mean over N examples has u, A and their norms 1/N as large as those
-    of one example's loss. The tap fits one shape of calls; for others, to evaluate say,
-    set the layer's `attention_fn` to `dot_product_attention`.
+    Under a loss that is a mean over N examples, u, A and their norms are 1/N of those
+    of one example's loss. The tap fits one shape of calls; for others, such as in
+    evaluation, set the layer's `attention_fn` to `dot_product_attention`.
     """
 
     def __init__(self, num_sources: int, leading: tuple[int, ...], dtype=jnp.float32):
@@ -76,30 +76,30 @@ def dot_product_attention(
 ) -> jax.Array:
     """Drop-in for `dot_product_attention` of `flax.nnx` and of `flax.linen`.
 
-    g_i = Σ_j c_ij a_ij v_j of `streaming.attend`, c_ij what dropout leaves
+    g_i = Σ_j c_ij a_ij v_j of `streaming.attend`, c_ij the factors of dropout
 
-    Same outputs, gradients and dropout masks as theirs (masks: see `dropout_key` of
-    `attend`), without T x S arrays but for the gradient of a bias. A query that may
-    look nowhere gets zeros, with theirs the mean of all values; the softmax is never in
-    less than float32.
+    Same outputs, gradients and dropout masks as Flax's (masks: see `dropout_key` of
+    `attend`), without T x S arrays except for the gradient of a bias. A fully masked
+    query gets zeros, with Flax the mean of all values; the softmax is never in less
+    than float32.
 
     Args:
       query: (..., T, H, d_k).
       key: (..., S, H_kv, d_k).
       value: (..., S, H_kv, d_v).
       bias: broadcastable to (..., H, T, S), added to the scores.
-      mask: boolean, or 0 and 1, shape as for the bias; True where i may look at j.
-      broadcast_dropout: the same is dropped in all heads and examples.
-      dropout_rng: random key, needed if anything is dropped.
+      mask: boolean, or 0 and 1, shape as for the bias; True where i may attend to j.
+      broadcast_dropout: drops the same weights in all heads and examples.
+      dropout_rng: random key, required if any weight is dropped.
       dropout_rate: share of weights that is dropped, unless `deterministic`.
-      deterministic: nothing is dropped.
-      dtype: that the arrays are converted to; default: what they promote to.
+      deterministic: drops no weights.
+      dtype: that the arrays are converted to; default: their common dtype.
       precision: of the matrix products.
       module: must be None: there are no weights to sow; use a tap.
-      promote_dtype: must be None: the conversion is Flax's.
-      is_causal: i sees sources j ≤ i, both counted from the first.
-      force_fp32_for_softmax: always done.
-      einsum_dot_general: must be None, as the next two: the products are ours.
+      promote_dtype: must be None: the conversion is that of Flax.
+      is_causal: masks sources j > i, both counted from the first.
+      force_fp32_for_softmax: has no effect: the softmax always is.
+      einsum_dot_general: must be None, as the next two: products are `attend`'s.
       qk_attn_weights_einsum: must be None.
       attn_weights_value_einsum: must be None.
       tap: `streaming.zero_tap(S, (..., H))`; its gradient is the statistics.
@@ -108,11 +108,10 @@ def dot_product_attention(
       (..., T, H, d_v).
 
     Raises:
-      ValueError: where an option can't be honoured, or a shape is wrong.
+      ValueError: an option is not supported, or a shape is wrong.
 
     Source: arXiv 1706.03762, section 3.2; arXiv 2305.13245 for fewer key-value heads.
     """
-    del force_fp32_for_softmax
     _refuse(
         module=module,
         promote_dtype=promote_dtype,
@@ -123,7 +122,7 @@ def dot_product_attention(
     query, key, value = linen.dtypes.promote_dtype(query, key, value, dtype=dtype)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if query.ndim < 3 or not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
-        raise ValueError(f"{shapes}: allowed: (..., length, heads, width), same ...")
+        raise ValueError(f"{shapes}: must be (..., length, heads, width), same ...")
     *examples, length, num_heads, _ = query.shape
     sources = key.shape[-3]
     shape = (*examples, num_heads, length, sources)
@@ -136,7 +135,9 @@ def dot_product_attention(
         dropout_rate = 0.0
     elif dropout_rate > 0:
         if dropout_rng is None:
-            raise ValueError(f"dropout_rng=None, rate {dropout_rate}: allowed: a key")
+            raise ValueError(
+                f"dropout_rng=None: must be a random key, as {dropout_rate=}"
+            )
         if broadcast_dropout:
             slots = np.zeros((1,) * len(examples) + (num_heads,), np.uint32)
         else:
@@ -174,12 +175,12 @@ def dot_product_attention(
 def _refuse(**options) -> None:
     for name, option in options.items():
         if option is not None:
-            why = " (no weights are made: read a tap)" if name == "module" else ""
-            raise ValueError(f"{name}={type(option).__name__}: allowed: None{why}")
+            advice = "; use a tap instead" if name == "module" else ""
+            raise ValueError(f"{name}={type(option).__name__}: must be None{advice}")
 
 
 def _shared(array, examples: int):
-    """An array without the example axes that are 1 long; the axes `vmap` then takes."""
+    """An array without its example axes of length 1, and the axes for `vmap`."""
     if array is None:
         return None, [None] * examples
     single = [axis for axis in range(examples) if array.shape[axis] == 1]
@@ -187,7 +188,7 @@ def _shared(array, examples: int):
     return array.squeeze(tuple(single)), axes
 
 
-# Linen hands over only what it finds in the signature.
+# Linen passes only the options that it finds in the signature.
 _options = list(inspect.signature(dot_product_attention).parameters.values())[:-1]
 TappedAttention.__call__.__signature__ = inspect.Signature(
     [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *_options]

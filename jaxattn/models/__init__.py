@@ -1,1 +1,1 @@
-"""What is trained: a transformer, and baselines without attention."""
+"""Models to train: a transformer, and baselines without attention."""

@@ -4,8 +4,8 @@ from contextlib import nullcontext
 
 import jax
 import pytest
-
 from engines import small_config
+
 from jaxattn import experiments
 from jaxattn.engine import Settings, memory, plan, programs
 from jaxattn.fields import ConfigError
@@ -91,7 +91,7 @@ def test_a_share_is_between_0_and_1(compiled, share):
     ("name", "changes", "said"),
     [
         ("sticky", {"task.length": 10**6}, "task.length=1000000: a causal mask of 999"),
-        ("sticky", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is recorded"),
+        ("sticky", {"steps": 10**9, "eval_every": 1}, "eval_every=1: makes 10000"),
         ("rates", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is recorded"),
         ("hmm", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is recorded of"),
         ("sticky", {"seeds": 10**6, "eval_every": 1}, "eval_every=1: what is recorded"),

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from engines import advance_all, build, run, small_config, small_grid, small_source
+
 from jaxattn import experiments, tasks
 from jaxattn.analysis import stats
 from jaxattn.engine import memory, rounds
@@ -81,7 +81,9 @@ def test_going_on_with_other_workers_changes_nothing(before, after):
         for _ in range(4):
             carry = rounds.advance(program, carry)
         whole = rounds.collect(program, carry)
-        assert rounds.steps_done(first.experiment, whole) == rounds.steps_done(first.experiment, carry)
+        assert rounds.steps_done(first.experiment, whole) == rounds.steps_done(
+            first.experiment, carry
+        )
         carry = rounds.deal(other, whole)
         assert max(len(r.records.seeds) for r in carry.rounds) <= other.plan.slots
     assert_same_bits(advance_all(first, carry), run(config))
@@ -298,7 +300,8 @@ def test_per_seed_embeddings_differ():
         return jax.jit(jax.vmap(one))(np.arange(2, dtype=np.uint32))
 
     shared, own = (
-        draw(small_config(**{"task.embedding_seed": seed, "task.length": 200})) for seed in (0, -1)
+        draw(small_config(**{"task.embedding_seed": seed, "task.length": 200}))
+        for seed in (0, -1)
     )
 
     def mean_of_symbol_zero(batch):
@@ -312,8 +315,7 @@ def test_per_seed_embeddings_differ():
 
 def test_rates_share_a_program():
     one, two = (
-        build(small_config(run_arms=arms))
-        for arms in (("sgd",), ("sgd", "sgd_10x"))
+        build(small_config(run_arms=arms)) for arms in (("sgd",), ("sgd", "sgd_10x"))
     )
     assert len(one.train) == len(two.train) == 1
     carry = rounds.advance(two, rounds.advance(two, rounds.start()))

@@ -42,7 +42,11 @@ def test_variants_are_right_as_they_come(variant):
 
 def test_parity_is_the_script_s_protocol():
     config = load("parity")
-    assert (config.seeds, config.steps, config.run_arms) == (5, 1000, ("sgd", "values_fast"))
+    assert (config.seeds, config.steps, config.run_arms) == (
+        5,
+        1000,
+        ("sgd", "values_fast"),
+    )
     assert config.task.stay == pytest.approx(0.349802, abs=5e-7)
     assert config.arms.sgd.learning_rate == 0.01
     fields = config.arms.values_fast.to_dict()
@@ -124,8 +128,8 @@ def test_whole_numbers_must_be_whole(text):
         ("run_arms", ("adam", "adam"), "names, separated by commas, none twice"),
         ("baseline", "nobody", "one of run_arms=sgd,values_fast,em_majorised,sgd_10x"),
         ("baseline", "adam", "one of run_arms=sgd,values_fast,em_majorised,sgd_10x"),
-        ("arms.sgd.learning_rate", 0.0, "a rate above 0"),
-        ("arms.sgd.learning_rate", 1e-60, "a rate above 0"),
+        ("arms.sgd.learning_rate", 0.0, "one rate must be above 0"),
+        ("arms.sgd.learning_rate", 1e-60, "one rate must be above 0"),
         (
             "snapshot_seeds",
             (-1,),
@@ -144,7 +148,8 @@ def test_wrong_values_are_named_with_what_they_must_be(field, value, must):
         check(config)
     message = str(error.value)
     assert message.startswith(f"{field}=")
-    assert message.endswith(f"must be {must}") or message.endswith(f"must have {must}")
+    assert "must" in message
+    assert message.endswith(must)
     assert "\n" not in message
 
 
@@ -237,9 +242,7 @@ def test_a_config_is_found_by_name_and_a_file_here_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sticky:smoke", "configs/sticky.py:smoke"):
         assert experiments.load(name).config.name == "sticky-smoke"
-    with pytest.raises(
-        ConfigError, match=r"no such file.*'sticky'.*one of b"
-    ):
+    with pytest.raises(ConfigError, match=r"no such file.*'sticky'.*one of b"):
         experiments.load("stiky")
     for name in ("elsewhere/sticky.py", "sticky.py", "../sticky", "README.md", "."):
         with pytest.raises(ConfigError, match="no such file"):
@@ -273,9 +276,7 @@ def test_unknown_fields_suggest_the_nearest():
         override(load(), "sedes", "3")
     with pytest.raises(ConfigError, match=r"did you mean 'task\.stay'"):
         override(load(), "task.stey", "0.3")
-    with pytest.raises(
-        ConfigError, match=r"names a group; set one of model"
-    ):
+    with pytest.raises(ConfigError, match=r"names a group; set one of model"):
         override(load(), "model", "3")
 
 
@@ -290,7 +291,9 @@ def test_unknown_and_missing_fields_of_a_file():
         check(config)
     config = load()
     config.arms.sgd.momentum = 0.9
-    with pytest.raises(ConfigError, match="no such field with algorithm 'gradient', opt"):
+    with pytest.raises(
+        ConfigError, match="no such field with algorithm 'gradient', opt"
+    ):
         check(config)
     config = load()
     del config.arms.values_fast.value_rate

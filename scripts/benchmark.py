@@ -34,14 +34,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.algorithms import schedules
-from jaxattn.analysis import report, stats
+from jaxattn import experiments
+from jaxattn.algorithms import gradients
+from jaxattn.analysis import stats
 from jaxattn.cli import command
 from jaxattn.cli.command import Flag
-from jaxattn.engine import sweep
-from jaxattn.experiments import config as config_lib
+from jaxattn.engine import Settings, plan, rounds
+from jaxattn.experiments import Experiment
+from jaxattn.experiments.experiment import Problem, stream
+from jaxattn.fields import TEXT, integer, integers, some_of
 from jaxattn.kernels import streaming
 from jaxattn.theory import attention
+from jaxattn.theory.attention import Params
+from jaxattn.views import tables
 
 try:
     import torch
@@ -127,7 +132,7 @@ def time_attention(setting: Setting) -> tuple[dict, str]:
         f"attention, forward and backward, causal, {kind}, d = {WIDTH}, taps on; times"
         f" as long as attend\nfloor: {rates[0] / 1e9:.0f} GFLOP/s in products,"
         f" {rates[1] / 1e9:.1f} G/s exponentials; taps: of the backward pass\n\n"
-        f"{report.text_table(rows)}"
+        f"{tables.text_table(rows)}"
     )
 
 
@@ -253,13 +258,12 @@ def _attention_dtype():
 
 def time_head(setting: Setting) -> tuple[dict, str]:
     """Ways to the gradient of one head of the sticky chain, and their text."""
-    config = _sticky(setting, seeds=1)
-    problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
+    params, problem = _first_seed(_sticky(setting, seeds=1))
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
-    wiring = schedules.Wiring(causal=True)
+    wiring = gradients.Wiring(causal=True)
     calls = {
-        name: _compiled(functools.partial(way, wiring=wiring), problem.params, sequence)
-        for name, way in schedules.GRADIENTS.items()
+        name: _compiled(functools.partial(way, wiring=wiring), params, sequence)
+        for name, way in gradients.GRADIENTS.items()
     }
     cores, found = _cores(), {}
     everything = f"{len(cores)} cores" if cores else jax.devices()[0].device_kind
@@ -282,35 +286,31 @@ def time_head(setting: Setting) -> tuple[dict, str]:
     return {"length": length, "rows": numbers}, (
         f"head: loss and gradient of one head of configs/sticky.py, T = {length},"
         f" float32;\nautodiff of the dense forward pass takes so many times as long\n\n"
-        f"{report.text_table(rows)}"
+        f"{tables.text_table(rows)}"
     )
 
 
 def _at_once(call: Call, number: int) -> Call:
-    """The call in so many threads; as the sweep deals seeds."""
+    """The call in so many threads, as the engine deals seeds."""
     pool = ThreadPoolExecutor(number)
     return lambda: list(pool.map(lambda _: call(), range(number)))
 
 
-# --- one step of a schedule
+# --- one step of an algorithm
 
 
-def time_schedules(setting: Setting) -> tuple[dict, str]:
-    """A step of each schedule of the sticky chain beside one of sgd, and the text."""
-    config = _sticky(setting, seeds=1)
-    problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
+def time_algorithms(setting: Setting) -> tuple[dict, str]:
+    """A step of each algorithm of the sticky chain beside one of sgd, and the text."""
+    arms = ("sgd", "values_fast", "em_prototype", "em_majorised")
+    experiment = _sticky(setting, seeds=1, run_arms=arms)
+    params, problem = _first_seed(experiment)
     sequence = jax.tree.map(lambda leaf: leaf[0], problem.train)
     calls = {}
-    for arm in ("sgd", "em", "em_prototype", "em_majorised"):
-        schedule = schedules.build(
-            config_lib.structure(config.arms[arm]),
-            config_lib.rates(config.arms[arm]),
-            schedules.causal_gradient,
-            schedules.causal_mix,
-            steps=config.steps,
-        )
-        state = schedule.init(problem.params)
-        calls[arm] = _compiled(schedule.step, state, sequence, jax.random.key(0))
+    for arm in experiment.arms:
+        algorithm = arm.algorithm(arm.rates)
+        state = algorithm.init(params)
+        step = _compiled(algorithm.step, state, sequence, jax.random.key(0))
+        calls[arm.name] = step
     timing = _in_turn(setting, calls)
     rows, numbers = [["arm", "ms", "over sgd"]], {}
     for arm, seconds in timing.items():
@@ -319,8 +319,8 @@ def time_schedules(setting: Setting) -> tuple[dict, str]:
         rows.append([arm, f"{numbers[arm]['ms']:.2f}", _ratio_text(ratio)])
     length = len(sequence.targets)
     return {"length": length, "rows": numbers}, (
-        f"schedules: a step of the arms of configs/sticky.py, T = {length}\n\n"
-        f"{report.text_table(rows)}"
+        f"algorithms: a step of the arms of configs/sticky.py, T = {length}\n\n"
+        f"{tables.text_table(rows)}"
     )
 
 
@@ -330,22 +330,21 @@ def time_schedules(setting: Setting) -> tuple[dict, str]:
 def time_training(setting: Setting) -> tuple[dict, str]:
     """A seed and step of the sticky run, with all that the run does, and the text."""
     workers = max(len(_cores()), 1)
-    config = _sticky(setting, seeds=workers, steps=10**6, run_arms=("sgd",))
-    calls = {"jaxattn": _training(config, workers=workers)}
+    own = _sticky(setting, seeds=workers, steps=10**6, run_arms=("sgd",))
+    calls = {"jaxattn": _training(own, workers=workers)}
     if torch is not None and jax.default_backend() == "cpu":
-        rate = config.arms.sgd.learning_rate
-        problem = jax.jit(functools.partial(sweep.draw_problem, config))(0)
-        calls["torch"] = _torch_training(problem, rate, config.eval_every)
+        rate = float(own.arms[0].rates["learning_rate"])
+        calls["torch"] = _torch_training(*_first_seed(own), rate, own.eval_every)
     timing = _in_turn(setting, calls)
-    timing["jaxattn"] = timing["jaxattn"] / (config.seeds * config.eval_every)
+    timing["jaxattn"] = timing["jaxattn"] / (own.seeds * own.eval_every)
     text = (
-        f"training: configs/sticky.py, arm sgd, {config.seeds} seeds, with evaluations"
-        f" every {config.eval_every} steps, T = {config.task.length - 1}\n\n"
+        f"training: configs/sticky.py, arm sgd, {own.seeds} seeds, with evaluations"
+        f" every {own.eval_every} steps, T = {setting.length - 1}\n\n"
         f"{_milliseconds(timing['jaxattn']):.2f} ms for a seed and step"
     )
     found = {"seed_step_ms": _milliseconds(timing["jaxattn"])}
     if "torch" in timing:
-        timing["torch"] = timing["torch"] / config.eval_every
+        timing["torch"] = timing["torch"] / own.eval_every
         found["torch_ms"] = _milliseconds(timing["torch"])
         found["torch_ratio"] = _ratio(timing["torch"], timing["jaxattn"])
         text += (
@@ -356,22 +355,23 @@ def time_training(setting: Setting) -> tuple[dict, str]:
     return found, text
 
 
-def _training(config, devices: int = 1, **how: int) -> Call:
+def _training(experiment: Experiment, devices: int = 1, **settings: int) -> Call:
     """A round of seeds, from the first evaluation to the second."""
-    plan = sweep.plan(config, jax.devices()[:devices], **how)
-    if plan.slots < config.seeds:
+    where = jax.devices()[:devices]
+    programs, _ = plan.compiled(experiment, where, Settings(**settings))
+    if programs.plan.slots < experiment.seeds:
+        length = experiment.config["task"]["length"]
         raise command.FlagError(
-            f"length={config.task.length}: allowed: what the memory has room for"
+            f"length={length}: must be what the memory has room for"
         )
-    program = sweep.build(config, plan)
-    carry = sweep.advance(program, sweep.start())
-    return lambda: sweep.advance(program, carry)
+    carry = rounds.advance(programs, rounds.start())
+    return lambda: rounds.advance(programs, carry)
 
 
-def _torch_training(problem: sweep.Problem, rate: float, steps: int) -> Call:
+def _torch_training(params: Params, problem: Problem, rate: float, steps: int) -> Call:
     """So many steps of gradient descent on a seed's sequence."""
-    one = jax.tree.map(np.array, problem)
-    weights = [torch.from_numpy(w).requires_grad_() for w in one.params[:4]]
+    params, one = jax.tree.map(np.array, (params, problem))
+    weights = [torch.from_numpy(w).requires_grad_() for w in params[:4]]
     inputs = torch.from_numpy(one.train.inputs[0])
     targets = torch.from_numpy(one.train.targets[0]).long()
     hidden = ~torch.from_numpy(attention.causal_mask(len(targets)))
@@ -421,7 +421,7 @@ def time_workers(setting: Setting) -> tuple[dict, str]:
     return {"cores": cores, "rows": numbers}, (
         "workers: configs/sticky.py, arm sgd, with evaluations every"
         f" {config.eval_every} steps, T = {config.task.length - 1}\n\n"
-        f"{report.text_table(rows)}"
+        f"{tables.text_table(rows)}"
     )
 
 
@@ -433,12 +433,24 @@ def _cores_busy(call: Call) -> float:
     return (time.process_time() - before) / (time.perf_counter() - began)
 
 
-def _sticky(setting: Setting, **fields):
-    """configs/sticky.py at the length asked for, without looking back at the end."""
-    config = config_lib.load(str(Path(__file__).parents[1] / "configs" / "sticky.py"))
+def _sticky(setting: Setting, **fields) -> Experiment:
+    """configs/sticky.py at the length asked for, without diagnostics at the end."""
+    path = Path(__file__).parents[1] / "configs" / "sticky.py"
+    config = experiments.load(str(path)).config
     config.task.length = setting.length
     config.update({"diagnostics_length": 0, "snapshot_seeds": ()} | fields)
-    return config
+    return experiments.resolve(config)
+
+
+def _first_seed(experiment: Experiment) -> tuple[Params, Problem]:
+    """Where an arm starts, and what it is given."""
+
+    @jax.jit
+    def drawn() -> tuple[Params, Problem]:
+        key = experiment.seed_key(0)
+        return experiment.arms[0].start(stream(key, "init")), experiment.draw(key)
+
+    return drawn()
 
 
 # --- timing
@@ -518,7 +530,7 @@ def _ratio_text(ratio: dict | None) -> str:
 PARTS: dict[str, Callable[[Setting], tuple[dict, str]]] = {
     "attention": time_attention,
     "head": time_head,
-    "schedules": time_schedules,
+    "algorithms": time_algorithms,
     "training": time_training,
     "workers": time_workers,
 }
@@ -526,24 +538,22 @@ COMMAND = command.Command(
     about="Times attention by blocks, the laws of one head, and training, as ratios to"
     " rivals.",
     flags=(
-        Flag("parts", tuple(PARTS), config_lib.some_of(PARTS), "what to time"),
+        Flag("parts", tuple(PARTS), some_of(PARTS), "what to time"),
         Flag(
             "lengths",
             (4096,),
-            config_lib.wholes(1, least=1),
+            integers(1, least=1),
             "attention: T of each row",
         ),
-        Flag("heads", (1,), config_lib.wholes(1, least=1), "attention: H of each row"),
-        Flag(
-            "length", 2000, config_lib.FIELDS["task.length"], "head, training: symbols"
-        ),
+        Flag("heads", (1,), integers(1, least=1), "attention: H of each row"),
+        Flag("length", 2000, integer(2, 1_000_000), "head, training: symbols"),
         Flag(
             "repeats",
             10,
-            config_lib.whole(1, 1_000_000),
+            integer(1, 1_000_000),
             "turns; 6 or more have an interval",
         ),
-        Flag("json", None, command.WORD, "also write the numbers to this file"),
+        Flag("json", None, TEXT, "also write the numbers to this file"),
     ),
     main=main,
     examples=("--lengths=1024,2048 --heads=1,8", "--parts=training --repeats=6"),

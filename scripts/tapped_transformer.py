@@ -18,10 +18,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxattn.analysis import report
 from jaxattn.cli import command
-from jaxattn.experiments import config as config_lib
+from jaxattn.fields import integer
 from jaxattn.kernels import flax_attention
+from jaxattn.views import tables
 
 SYMBOLS, LENGTH, EXAMPLES, HEADS, WIDTH, LAYERS = 16, 31, 32, 2, 32, 2
 
@@ -105,7 +105,7 @@ def main(line: command.Line) -> int:
             cells += [f"{x:.1e}" for x in np.ravel(pressure)]
             rows.append([str(number), f"{value:.3f}", *cells])
     print("H: relative entropy, P: routing pressure, of layer.head; means of examples")
-    print(report.text_table(rows))
+    print(tables.text_table(rows))
     return 0
 
 
@@ -113,9 +113,9 @@ COMMAND = command.Command(
     about="Trains a small Flax transformer, and reads the laws of every head at every"
     " step.",
     flags=(
-        command.Flag("steps", 600, config_lib.FIELDS["steps"], "training steps"),
+        command.Flag("steps", 600, integer(1, 1_000_000_000), "training steps"),
         command.Flag(
-            *("seed", 0, config_lib.FIELDS["seed"]), "of the weights and the sequences"
+            *("seed", 0, integer(0, 2**31 - 1)), "of the weights and the sequences"
         ),
     ),
     main=main,

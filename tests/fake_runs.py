@@ -8,7 +8,7 @@ from jaxattn.measures import trajectory
 from jaxattn.runs import write
 
 
-def write_run(folder, config, curves, maps=None):
+def write_run(folder, config, curves, maps=None, target=None):
     """Writes a finished run of made-up curves, by metric, and attention maps.
 
     Without a grid all else that is recorded is made up too, of `maps` or of none.
@@ -18,6 +18,7 @@ def write_run(folder, config, curves, maps=None):
       config: to resolve.
       curves: metric -> (arm, seed, evaluation), or with points of a grid.
       maps: attention (arm, snapshot seed, snapshot, query, source), if any.
+      target: of each query at every snapshot; else random.
 
     Returns:
       The run as it is read, with `wall_seconds`.
@@ -31,12 +32,14 @@ def write_run(folder, config, curves, maps=None):
         rng = np.random.default_rng(1)
         falling = np.linspace(1, 0, len(steps)) * np.ones((*since.shape, 1))
         curves = {n: 0.2 + 0.5 * falling for n in trajectory.CURVES} | curves
-        curves |= {"attention_drift": falling}
+        curves = {"attention_drift": falling} | curves
         traits = {n: rng.uniform(0.3, 0.9, since.shape) for n in trajectory.TRAITS}
         traits |= {"bayes_accuracy": np.full(since.shape, 0.3)}
         if maps is not None:
             leading, widths = maps.shape[:-1], {"query": 4, "key": 4}
             snapshots = {"attention": maps, "target": rng.integers(0, 8, leading)}
+            if target is not None:
+                snapshots["target"][:] = target
             for name in ("query", "key", "value", "upstream"):
                 snapshots[name] = rng.normal(size=(*leading, widths.get(name, 3)))
             allowed = np.tri(maps.shape[-1], dtype=bool)
@@ -53,4 +56,11 @@ def write_run(folder, config, curves, maps=None):
         coordinates = {n: c for n, c in coordinates.items() if "snapshot" not in n}
     record = training.recorded(experiment)
     run = write.write_metrics(folder, record, arrays, axes, coordinates)
+    return run.assign_attrs(wall_seconds={"compile": 1.0, "run": 2.0})
+
+
+def write_records(folder, experiment, found):
+    """Writes the records of a finished run; there is no summary yet."""
+    labelled = training.labelled(experiment, found)
+    run = write.write_metrics(folder, training.recorded(experiment), *labelled)
     return run.assign_attrs(wall_seconds={"compile": 1.0, "run": 2.0})

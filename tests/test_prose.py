@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxattn import experiments
 from jaxattn.cli import COMMANDS, command
-from jaxattn.experiments import config as config_lib
 
 ROOT = Path(__file__).parents[1]
 FILES = ("README.md", "results/README.md", "scripts/README.md", "CONTRIBUTING.md")
@@ -99,9 +99,7 @@ def test_links_and_files_exist(name):
 def test_configs_load(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     for text in set(_CONFIG.findall(TEXTS[name])):
-        config = config_lib.load(text)
-        proof = config_lib.is_proof(config)
-        (config_lib.check_proof if proof else config_lib.check)(config)
+        experiments.resolve(experiments.load(text).config)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +112,8 @@ def test_a_command_means_something(name, line, monkeypatch):
     found, argv = _command(line)
     parsed = command.parse(found, argv)
     if parsed.overrides:
-        config = config_lib.load(parsed.flags.config)
-        for field, text in parsed.overrides:
-            config_lib.override(config, field, text)
-        config_lib.check(config)
+        source = experiments.load(parsed.flags.config)
+        experiments.check(experiments.overridden(source, parsed.overrides).config)
 
 
 def test_the_map_names_every_package():

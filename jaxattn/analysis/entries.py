@@ -79,7 +79,7 @@ def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def way_to_bayes(final: dict[str, np.ndarray], chance: float) -> np.ndarray:
+def progress_to_bayes(final: dict[str, np.ndarray], chance: float) -> np.ndarray:
     """Share of the way from chance to exact Bayes that the held-out loss has come.
 
     Args:
@@ -123,7 +123,7 @@ def flags(
     Args:
       diverged: steps at which seeds did.
       below_bayes: seeds for which `beats_bayes`.
-      way: `way_to_bayes` of the others.
+      way: `progress_to_bayes` of the others.
       seeds: all of them.
     """
     found = {

@@ -11,7 +11,7 @@ from jaxattn.runs import Run
 _LEAST_DAMAGE = 0.1  # of the KL with all in place, below which parts say nothing
 
 
-class Answer(NamedTuple):
+class Finding(NamedTuple):
     """One of the companion paper's claims, asked of an arm."""
 
     claim: str
@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     differences: tuple[np.ndarray, ...]  # (seed,), all below 0 where it holds
 
 
-def answers(run: Run, row: int) -> list[Answer]:
+def findings_of(run: Run, row: int) -> list[Finding]:
     """What an arm says of the companion paper's claims; those it cannot are left out.
 
     A claim needs more than its number: keys more orthogonal than they were before
@@ -37,7 +37,7 @@ def answers(run: Run, row: int) -> list[Answer]:
     first = {name: of_layers(run, row, name)[:, 0] for name in GEOMETRY}
     keys, entropy = last["key_orthogonality"], last["relative_entropy"]
     found = [
-        Answer(
+        Finding(
             "keys become orthogonal axes (layer 1)",
             "mean abs. cosine at the end, less before training, less random keys",
             (
@@ -45,7 +45,7 @@ def answers(run: Run, row: int) -> list[Answer]:
                 keys[:, 0] - last["key_orthogonality_random"][:, 0],
             ),
         ),
-        Answer(
+        Finding(
             "values are ordered by posterior entropy (last layer)",
             "rank correlation before training, along a random direction, with another"
             " sequence's entropies; each less what was found",
@@ -58,7 +58,7 @@ def answers(run: Run, row: int) -> list[Answer]:
                 )
             ),
         ),
-        Answer(
+        Finding(
             "values are ordered by entropy within a position (last layer)",
             "the same, of what is left when each position's mean is taken away",
             tuple(
@@ -70,7 +70,7 @@ def answers(run: Run, row: int) -> list[Answer]:
                 )
             ),
         ),
-        Answer(
+        Finding(
             "the stream holds the belief (behind the last layer)",
             "R² before training, of permuted beliefs; less what was found",
             (
@@ -83,7 +83,7 @@ def answers(run: Run, row: int) -> list[Answer]:
     if entropy.shape[1] > 1:
         steeper = entropy[:, -1] - entropy[:, 0]
         before = first["relative_entropy"][:, -1] - first["relative_entropy"][:, 0]
-        sharpening = Answer(
+        sharpening = Finding(
             "attention sharpens with depth",
             "relative entropy of the last layer less the first; that less before",
             (steeper, steeper - before),
@@ -92,7 +92,7 @@ def answers(run: Run, row: int) -> list[Answer]:
     shares = largest_shares(run, row)
     if shares is not None:
         found.append(
-            Answer(
+            Finding(
                 "heads share the work",
                 "the most that one head's absence costs, as a share of what that of all"
                 " heads of its layer does; less a half",
@@ -129,7 +129,7 @@ def largest_shares(run: Run, row: int) -> np.ndarray | None:
     return np.where(np.isfinite(share), share, np.nan)
 
 
-def judged_entry(answer: Answer) -> dict[str, Any]:
+def judged_entry(answer: Finding) -> dict[str, Any]:
     """A finding as it stands in summary.json, with its verdict."""
     zeros = np.zeros_like(answer.differences[0])
     # All are between shares or cosines, numbers of about 1.

@@ -17,8 +17,8 @@ from jaxattn.runs import Run
 BASELINE = "sgd"
 
 
-class Schedule(NamedTuple):
-    """A schedule with sequences of one kind, and the points that are its own."""
+class Contender(NamedTuple):
+    """An algorithm on one sequence, or on fresh ones, and the points that are its own."""
 
     name: str
     regime: str  # "one" sequence, or "fresh" ones
@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """A schedule with its rates chosen."""
+    """A contender with its rates chosen."""
 
     best: int  # the point that is best over all seeds, an index into the grid
     others: np.ndarray  # for each seed, the point that is best over the other seeds
@@ -60,8 +60,8 @@ _PARTS = {
 }
 
 
-def schedules(run: Run) -> list[Schedule]:
-    """Every schedule of a run, with one sequence and with fresh ones.
+def contenders(run: Run) -> list[Contender]:
+    """Every contender of a run, with one sequence and with fresh ones.
 
     `two_timescale` of equal base rates is three: SGD where values and routing are
     equally fast, and those with faster values, as in EM, or faster routing.
@@ -79,8 +79,8 @@ def schedules(run: Run) -> list[Schedule]:
                 parts = _PARTS
             for name, belongs in parts.items():
                 mine = np.flatnonzero(here & belongs(points.ratio))
-                found.append(Schedule(name, regime, row, mine))
-    return [schedule for schedule in found if len(schedule.points) > 0]
+                found.append(Contender(name, regime, row, mine))
+    return [contender for contender in found if len(contender.points) > 0]
 
 
 def tuned(cost: np.ndarray, points: np.ndarray) -> Tuned:
@@ -122,27 +122,29 @@ def steps_to_threshold(run: Run) -> np.ndarray:
 
 
 def tuned_times(run: Run) -> dict[str, np.ndarray]:
-    """Steps to the threshold of each schedule, at rates that were tuned on others.
+    """Steps to the threshold of each contender, at rates that were tuned on others.
 
     Args:
       run: over a grid.
 
     Returns:
-      Title of the schedule -> steps (n,), each seed at the point that was fastest over
+      Title of the contender -> steps (n,), each seed at the point that was fastest over
       the others; inf if it never got there.
     """
     times = steps_to_threshold(run)
     seed = np.arange(run.attrs["config"]["seeds"])
     return {
-        schedule.title: times[schedule.row, _by_time(run, times, schedule).others, seed]
-        for schedule in schedules(run)
+        contender.title: times[
+            contender.row, _by_time(run, times, contender).others, seed
+        ]
+        for contender in contenders(run)
     }
 
 
-def _by_time(run: Run, times: np.ndarray, schedule: Schedule) -> Tuned:
+def _by_time(run: Run, times: np.ndarray, contender: Contender) -> Tuned:
     # Who never got there took longer than any who did.
     most = 2 * run.attrs["config"]["steps"]
-    return tuned(np.minimum(times[schedule.row], most), schedule.points)
+    return tuned(np.minimum(times[contender.row], most), contender.points)
 
 
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
 
     Returns:
       The content of summary.json: as of a run without a grid, with an arm for each
-      schedule and way of drawing sequences, at rates tuned on the other seeds.
+      contender and way of drawing sequences, at rates tuned on the other seeds.
     """
     config = run.attrs["config"]
     chance = math.log(entries.num_classes(run))
@@ -163,15 +165,16 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     times = steps_to_threshold(run)
 
     arms, at_best, time_at_best = {}, {}, tuned_times(run)
-    for schedule in schedules(run):
-        row = schedule.row
-        by_kl = tuned(ends["heldout_kl"][row], schedule.points)
-        by_time = _by_time(run, times, schedule)
+    for contender in contenders(run):
+        row = contender.row
+        by_kl = tuned(ends["heldout_kl"][row], contender.points)
+        by_time = _by_time(run, times, contender)
         chosen = {name: ends[name][row, by_kl.others, seed] for name in METRICS}
-        at_best[schedule.title] = chosen
-        runs = ends["train_loss"][row, schedule.points]
+        at_best[contender.title] = chosen
+        runs = ends["train_loss"][row, contender.points]
         best, fastest = (
-            _point(run, schedule, choice.best) for choice in (by_kl, by_time)
+            point_entry(points_of(run), contender, choice.best)
+            for choice in (by_kl, by_time)
         )
         if not np.isfinite(times[row, by_time.best]).any():
             fastest = None  # nothing was, if nobody got there
@@ -186,12 +189,12 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         }
         since = run["diverged_step"].values[row, by_kl.others, seed]
         since = since[since >= 0]
-        arms[schedule.title] = entry | {
+        arms[contender.title] = entry | {
             **entries.divergence_entry(since),
-            "flags": _flags(run, schedule, by_kl, chosen, since, chance) + edges,
+            "flags": _flags(run, contender, by_kl, chosen, since, chance) + edges,
             "best": best,
             "fastest": fastest,
-            "steps_to_threshold": entries.times_entry(time_at_best[schedule.title]),
+            "steps_to_threshold": entries.times_entry(time_at_best[contender.title]),
             "grid_diverged": int(np.isnan(runs).sum()),
             "grid_runs": int(runs.size),
         }
@@ -213,12 +216,12 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _point(run: Run, schedule: Schedule, index: int) -> dict[str, Any]:
-    points = points_of(run)
+def point_entry(points: Points, contender: Contender, index: int) -> dict[str, Any]:
+    """A point of a contender as it stands in summary.json."""
 
     def at_edge(axis: np.ndarray) -> bool:
-        # An axis that the schedule has one value of has no edge for it.
-        varied = len(np.unique(axis[schedule.points])) > 1
+        # An axis that the contender has one value of has no edge for it.
+        varied = len(np.unique(axis[contender.points])) > 1
         return bool(varied and axis[index] in (axis.min(), axis.max()))
 
     return {
@@ -230,7 +233,7 @@ def _point(run: Run, schedule: Schedule, index: int) -> dict[str, Any]:
 
 def _flags(
     run: Run,
-    schedule: Schedule,
+    contender: Contender,
     choice: Tuned,
     chosen: dict,
     since: np.ndarray,
@@ -238,13 +241,13 @@ def _flags(
 ) -> list[str]:
     seed = np.arange(len(choice.others))
     gap = run["train_loss"].values - run["train_bayes_nll"].values
-    gap = gap[schedule.row, choice.others, seed]
+    gap = gap[contender.row, choice.others, seed]
     return entries.flags(
         diverged=since,
         below_bayes=int(
-            entries.beats_bayes(gap, fresh=schedule.regime == "fresh").sum()
+            entries.beats_bayes(gap, fresh=contender.regime == "fresh").sum()
         ),
-        way=entries.way_to_bayes(chosen, chance),
+        way=entries.progress_to_bayes(chosen, chance),
         seeds=len(seed),
     )
 
@@ -253,15 +256,15 @@ def _comparisons(
     run: Run, at_best: dict[str, dict], times: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     found = []
-    for schedule in schedules(run):
-        baseline = f"{BASELINE}/{schedule.regime}"
-        if schedule.name == BASELINE or baseline not in at_best:
+    for contender in contenders(run):
+        baseline = f"{BASELINE}/{contender.regime}"
+        if contender.name == BASELINE or baseline not in at_best:
             continue
-        ours, theirs = at_best[schedule.title], at_best[baseline]
-        time, base_time = times[schedule.title], times[baseline]
+        ours, theirs = at_best[contender.title], at_best[baseline]
+        time, base_time = times[contender.title], times[baseline]
         found.append(
             {
-                "arm": schedule.title,
+                "arm": contender.title,
                 "baseline": baseline,
                 "paired_difference": {
                     name: entries.difference_entry(

@@ -13,13 +13,13 @@ from jaxattn.analysis.entries import (
     floors,
     metrics_of,
     num_classes,
+    progress_to_bayes,
     speedup_entry,
     stayed_finite,
     task_of,
     times_entry,
     times_to_baseline,
     trained_with,
-    way_to_bayes,
 )
 from jaxattn.runs import Run
 
@@ -48,7 +48,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
 
     gap = run["train_loss"].values - run["train_bayes_nll"].values
     below_bayes = beats_bayes(gap, fresh=config["fresh"])
-    way = way_to_bayes(final, chance)
+    way = progress_to_bayes(final, chance)
     by_arm = {}
     for row, arm in enumerate(arms):
         kept = finite[row]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxattn.analysis import entries, head, observations, stats
-from jaxattn.analysis.findings import answers, judged_entry
+from jaxattn.analysis.findings import findings_of, judged_entry
 from jaxattn.analysis.layer_curves import (
     GEOMETRY,
     attends,
@@ -66,7 +66,9 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
                 )
                 for name, share in observations.SHARES.items()
             }
-            entry["answers"] = [judged_entry(answer) for answer in answers(run, row)]
+            entry["answers"] = [
+                judged_entry(answer) for answer in findings_of(run, row)
+            ]
     return summary
 
 
@@ -84,15 +86,15 @@ def _longer(run: Run, row: int) -> dict[str, dict[str, Any]]:
     if "long_kl_bits" not in run:
         return {}
     kl = run["long_kl_bits"].values[row]
-    factor = run.attrs["config"]["eval_length_factor"]
+    most = run.attrs["config"]["eval_length_factor"]
     trained, longest = entries.task_of(run)["scored"], kl.shape[1]
     if longest == trained:  # longer by what is not asked for
-        return {f"{factor:g}": _entry(kl.mean(axis=1))}
-    lengths = sorted({1.0, 1.5, 2.5, factor})
+        return {f"{most:g}": _entry(kl.mean(axis=1))}
+    lengths = sorted({1.0, 1.5, 2.5, most})
     return {
         f"{factor:g}": _entry(kl[:, : round(factor * trained)].mean(axis=1))
         for factor in lengths
-        if factor <= factor
+        if factor <= most
     }
 
 

@@ -182,12 +182,12 @@ def time_scales(run: Run, row: int, share: float) -> TimeScales:
     finite = run["diverged_step"].values[row] < 0
     times = (
         stats.settled(run["step"].values, curves, share)
-        for curves in ways(run, row).values()
+        for curves in progress_curves(run, row).values()
     )
     return TimeScales(*(np.where(finite, found, np.nan) for found in times))
 
 
-def ways(run: Run, row: int) -> dict[str, np.ndarray]:
+def progress_curves(run: Run, row: int) -> dict[str, np.ndarray]:
     """The curves of an arm by whose fall its time scales are told (seed, E)."""
     learned = task_of(run)["learned"]
     precision = np.asarray(run[learned].values[row], np.float64)

@@ -259,7 +259,7 @@ def fixed_hmm(*, process: str, length: int) -> Task:
     """
     check_size("length", length, 1)
     if process not in PROCESSES:
-        raise ValueError(f"process={process!r}: must be {', '.join(PROCESSES)}")
+        raise ValueError(f"process={process!r}: must be one of {', '.join(PROCESSES)}")
     matrices = PROCESSES[process]
     num_states = matrices.shape[1]
     stationary = markov.stationary_distribution(matrices.sum(axis=0))

@@ -1,4 +1,4 @@
-"""Pictures from a run over a grid of rates: maps, and every schedule at its best."""
+"""Pictures from a run over a grid of rates: maps, and every contender at its best."""
 
 import functools
 from pathlib import Path
@@ -43,12 +43,12 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     pictures = {
         "tuned": Picture(
             _tuned,
-            "Every schedule at the rates that were best on the other seeds: pale dots"
+            "Every contender at the rates that were best on the other seeds: pale dots"
             " are seeds, strong ones their mean with its 95 % interval.",
         ),
         "arrival": Picture(
             _arrival,
-            "How many seeds have come to the threshold, each schedule at the rates that"
+            "How many seeds have come to the threshold, each contender at the rates that"
             " were fastest on the other seeds: the earlier a line rises, the faster.",
         ),
     }
@@ -62,7 +62,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
 
 
 def arrival_data(run: Run) -> dict[str, Band]:
-    """Share of seeds that have come to the grid's threshold, by schedule and regime."""
+    """Share of seeds that have come to the grid's threshold, by contender and regime."""
     step = run["step"].values
     return {
         title: Band(*stats.arrived(step, times))
@@ -247,32 +247,34 @@ def _mark(run: Run, axes, regimes: list[bool]) -> None:
     for fresh in regimes:
         for row in range(axes.shape[1]):
             mark(row, fresh, np.flatnonzero(points.fresh == fresh), "*", "#ffd400")
-    for schedule in grid.schedules(run):
-        if schedule.name == grid.BASELINE:
-            mark(schedule.row, names[schedule.regime], schedule.points, "o", "#ffffff")
+    for contender in grid.contenders(run):
+        if contender.name == grid.BASELINE:
+            mark(
+                contender.row, names[contender.regime], contender.points, "o", "#ffffff"
+            )
 
 
 def _tuned(run: Run) -> Figure:
-    """Each schedule on every seed at the rates that were best on the others."""
+    """Each contender on every seed at the rates that were best on the others."""
     curves = run["heldout_kl"].values
     kl = entries.final_metrics(run)["heldout_kl"]
-    schedules = grid.schedules(run)
-    regimes = list(dict.fromkeys(schedule.regime for schedule in schedules))
-    names = list(dict.fromkeys(schedule.name for schedule in schedules))
+    contenders = grid.contenders(run)
+    regimes = list(dict.fromkeys(contender.regime for contender in contenders))
+    names = list(dict.fromkeys(contender.name for contender in contenders))
     colours = dict(zip(names, figures.colours(names), strict=True))
     figure = Figure(figsize=(9, 3.1 * len(regimes) + 0.6), layout="constrained")
     axes = figure.subplots(len(regimes), 2, squeeze=False, width_ratios=(1.5, 1))
     step, seed = run["step"].values, np.arange(curves.shape[2])
     for (left, right), regime in zip(axes, regimes, strict=True):
-        mine = [schedule for schedule in schedules if schedule.regime == regime]
-        for place, schedule in enumerate(mine):
-            colour = colours[schedule.name]
-            others = grid.tuned(kl[schedule.row], schedule.points).others
-            median, low, high = _median_band(curves[schedule.row, others, seed])
-            left.plot(step, median, color=colour, label=schedule.name)
+        mine = [contender for contender in contenders if contender.regime == regime]
+        for place, contender in enumerate(mine):
+            colour = colours[contender.name]
+            others = grid.tuned(kl[contender.row], contender.points).others
+            median, low, high = _median_band(curves[contender.row, others, seed])
+            left.plot(step, median, color=colour, label=contender.name)
             left.fill_between(step, low, high, color=colour, alpha=0.15, linewidth=0)
-            values = kl[schedule.row, others, seed]
-            estimate = run.attrs["summary"]["arms"][schedule.title]["heldout_kl"]
+            values = kl[contender.row, others, seed]
+            estimate = run.attrs["summary"]["arms"][contender.title]["heldout_kl"]
             figures.dots(right, place, colour, values, estimate)
         sequences = _REGIMES[regime == "fresh"]
         left.set_title(f"{sequences}: distance to Bayes, held out")
@@ -284,7 +286,7 @@ def _tuned(run: Run) -> Figure:
         left.yaxis.set_minor_formatter("{x:g}")
         left.tick_params(axis="y", which="minor", length=3.5)
         right.set_title("at the end")
-        right.set_yticks(range(len(mine)), [schedule.name for schedule in mine])
+        right.set_yticks(range(len(mine)), [contender.name for contender in mine])
         right.set_ylim(len(mine) - 0.5, -0.5)
     axes[-1][0].set_xlabel("step")
     axes[-1][1].set_xlabel("KL, nats")

@@ -12,7 +12,7 @@ def terminal(summary: dict[str, Any]) -> str:
     """The report for a terminal of 80 columns."""
     blocks = [
         f"{summary['config']}: {summary['seeds']} seeds, {summary['steps']} steps; each"
-        " schedule at the rates that\nwere best on the other seeds; mean ± half a 95 %"
+        " algorithm at the rates that\nwere best on the other seeds; mean ± half a 95 %"
         " interval",
         tables.text_table(_main_table(summary)),
         sections.floor_line(summary),
@@ -33,7 +33,7 @@ def terminal(summary: dict[str, Any]) -> str:
 def opening(summary: dict[str, Any]) -> str:
     """What tuning says of the paper's claim, as a paragraph."""
     return (
-        f"{summary['seeds']} seeds, each schedule on each seed at the rates that were"
+        f"{summary['seeds']} seeds, each algorithm on each seed at the rates that were"
         " best on the others, by distance to Bayes held out. "
         + (sections.verdict_sentences(summary) or _NO_SGD)
     )
@@ -80,7 +80,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
 
 
 def _main_table(summary: dict[str, Any]) -> list[list[str]]:
-    rows = [["schedule", "KL to Bayes", "train loss", "held-out loss", "best", "div."]]
+    rows = [["algorithm", "KL to Bayes", "train loss", "held-out loss", "best", "div."]]
     for title, entry in summary["arms"].items():
         rows.append(
             [
@@ -102,7 +102,7 @@ def _point_cell(point: dict[str, Any] | None) -> str:
 
 def _speed_table(summary: dict[str, Any]) -> list[list[str]]:
     speedups = {entry["arm"]: entry["speedup"] for entry in summary["comparisons"]}
-    rows = [["schedule", "fastest", "steps", "speed-up"]]
+    rows = [["algorithm", "fastest", "steps", "speed-up"]]
     for title, entry in summary["arms"].items():
         rows.append(
             [

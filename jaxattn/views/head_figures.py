@@ -17,7 +17,7 @@ from jaxattn.views import figures, head_report, snapshot_figures
 from jaxattn.views.figures import Band, Picture
 
 
-class Way(NamedTuple):
+class Progress(NamedTuple):
     """How much of its way an arm still has before it, over seeds that came along."""
 
     left: dict[str, Band]  # of `observations.ways`, 1 at the start and 0 at the end
@@ -279,17 +279,19 @@ def _arrival(run: Run) -> Figure:
 # --- two time scales
 
 
-def frame_data(run: Run) -> dict[str, Way]:
+def frame_data(run: Run) -> dict[str, Progress]:
     """What each arm has still before it, and when it had half of it behind it."""
     found = {}
     for row, arm in enumerate(run.attrs["config"]["run_arms"]):
         left = {}
-        for name, curves in observations.ways(run, row).items():
+        for name, curves in observations.progress_curves(run, row).items():
             way = curves[:, :1] - curves[:, -1:]
             came = np.isfinite(curves).all(axis=1) & (way[:, 0] > 0)
             left[name] = figures.band((curves[came] - curves[came, -1:]) / way[came])
         half = observations.time_scales(run, row, 0.5)._asdict()
-        found[arm] = Way(left, {n: stats.median(t).median for n, t in half.items()})
+        found[arm] = Progress(
+            left, {n: stats.median(t).median for n, t in half.items()}
+        )
     return found
 
 

@@ -186,7 +186,7 @@ def _values(run: Run, seen: Seen) -> Figure:
     """Trajectories of the values, an arm in each panel, along one common basis."""
     found = plane(seen)
     figure, axes = figures.panels(len(seen.arms), 1.75, 1.9, share=False)
-    colours = _position_colours(seen)
+    colours = position_colours(seen)
     for axis, arm, paths, share in zip(
         axes, seen.arms, found.points, found.share, strict=True
     ):
@@ -215,7 +215,8 @@ def _paths(axis: Axes, paths: np.ndarray, colours: list) -> list:
     return drawn
 
 
-def _position_colours(seen: Seen) -> list[str]:
+def position_colours(seen: Seen) -> list[str]:
+    """Returns a colour for each position, by the label of its source."""
     count = int(seen.label.max()) + 1
     names = figures.colours(range(count))
     if len(set(names)) < count:
@@ -314,7 +315,7 @@ def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
             frames.append(PIL.Image.fromarray(np.ascontiguousarray(rgb)))
     # One palette for all, so that nothing flickers; small dots have a say in it too.
     some = [np.asarray(frame) for frame in frames[:: max(len(frames) // 6, 1)]]
-    dots = matplotlib.colors.to_rgba_array(sorted(set(_position_colours(seen))))[:, :3]
+    dots = matplotlib.colors.to_rgba_array(sorted(set(position_colours(seen))))[:, :3]
     dots = np.repeat((255 * dots).round().astype(np.uint8), 20, axis=0)
     dots = np.broadcast_to(dots[:, None], (len(dots), some[0].shape[1], 3))
     palette = PIL.Image.fromarray(np.vstack([*some, dots])).quantize(256)
@@ -346,7 +347,7 @@ def _animation(run: Run, seen: Seen):
     arms, found = _animated(run, seen), plane(seen)
     figure = Figure(figsize=(7.2, 2.3 * len(arms) + 0.75), layout="constrained")
     axes = figure.subplots(len(arms), 3, squeeze=False)
-    norm, colours = _advantage_norm(seen), _position_colours(seen)
+    norm, colours = _advantage_norm(seen), position_colours(seen)
     moving = []
     rows = [seen.arms.index(arm) for arm in arms]
     for line, row in zip(axes, rows, strict=True):

@@ -123,7 +123,7 @@ def test_way_to_bayes_where_bayes_is_no_better_than_chance():
         "heldout_loss": np.array([0.68, 0.70, 0.68, 0.70, 0.6, 0.5]),
         "heldout_bayes_nll": np.array([0.7, 0.7, 0.693, 0.693, 0.5, 0.5]),
     }
-    way = entries.way_to_bayes(final, 0.693)
+    way = entries.progress_to_bayes(final, 0.693)
     np.testing.assert_allclose(way[[4, 5]], [0.093 / 0.193, 1.0])
     assert (way[[0, 2]] > 0).all()
     assert (way[[1, 3]] < 0).all()

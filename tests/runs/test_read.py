@@ -182,8 +182,10 @@ def test_damaged_metrics_are_one_line(run):
 
 @pytest.mark.parametrize(
     "name",
-    ["sticky", "sticky:full", "sticky:frame", "rates", "toy", "bijection", "hmm"]
-    + ["hmm:parts"],
+    [
+        *("sticky", "sticky:full", "sticky:frame", "rates", "toy"),
+        *("bijection", "hmm", "hmm:parts"),
+    ],
 )
 def test_the_reference_runs_are_of_the_configs_as_they_are(tmp_path, name):
     """Else the README's commands would be refused in a fresh clone."""

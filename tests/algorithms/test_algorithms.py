@@ -11,27 +11,28 @@ import optax
 import pytest
 from problems import random_problem, relative_error
 
-from jaxattn.algorithms import schedules
+from jaxattn.algorithms import SPECS, HeadModel, descent, gradients, roles, specs
+from jaxattn.algorithms.em import ORDERS, em, fix_attention
 from jaxattn.analysis import stats
 from jaxattn.tasks import sticky
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention, losses, m_steps
 
-ARMS = {
-    "sgd": schedules.gradient(optax.sgd(0.01)),
-    "em": schedules.two_timescale(routing_rate=0.01, value_rate=0.1, output_rate=0.01),
+AUTHORS = {
+    "sgd": descent.gradient(optax.sgd(0.01)),
+    "em": descent.two_timescale(routing_rate=0.01, value_rate=0.1, output_rate=0.01),
 }
 
 
-def run(schedule, params, batch, steps):
+def run(algorithm, params, batch, steps):
     """Losses before each update, and the parameters after the last."""
 
     def step(state, key):
-        state, info = schedule.step(state, batch, key)
+        state, info = algorithm.step(state, batch, key)
         return state, info.loss
 
     keys = jax.random.split(jax.random.key(0), steps)
-    state, curve = jax.lax.scan(step, schedule.init(params), keys)
+    state, curve = jax.lax.scan(step, algorithm.init(params), keys)
     return curve, state.params
 
 
@@ -40,7 +41,7 @@ def retraced(references):
     """A reference run again: seed -> arm -> losses and final metrics."""
 
     def again(arm, params, batch):
-        curve, trained = run(ARMS[arm], params, batch, 1000)
+        curve, trained = run(AUTHORS[arm], params, batch, 1000)
         mask = attention.causal_mask(len(batch.inputs))
         logit = attention.readout(trained, batch.inputs, mask).logit
         final = (
@@ -50,18 +51,20 @@ def retraced(references):
         )
         return curve, final
 
-    programs = {arm: jax.jit(functools.partial(again, arm)) for arm in ARMS}
+    programs = {arm: jax.jit(functools.partial(again, arm)) for arm in AUTHORS}
 
     @functools.cache
     def both(seed):
         with ThreadPoolExecutor(2) as pool:
-            results = pool.map(lambda arm: programs[arm](*references[seed][:2]), ARMS)
-            return jax.tree.map(np.asarray, dict(zip(ARMS, results, strict=True)))
+            results = pool.map(
+                lambda arm: programs[arm](*references[seed][:2]), AUTHORS
+            )
+            return jax.tree.map(np.asarray, dict(zip(AUTHORS, results, strict=True)))
 
     return both
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", AUTHORS)
 @pytest.mark.parametrize(
     "seed", ["42", *(pytest.param(s, marks=pytest.mark.slow) for s in ("1337", "2024"))]
 )
@@ -80,18 +83,18 @@ def test_every_way_to_the_gradient_gives_the_same_trajectory(x64):
             jax.jit(
                 functools.partial(
                     run,
-                    schedules.two_timescale(
+                    descent.two_timescale(
                         routing_rate=0.1,
                         value_rate=0.5,
                         output_rate=0.2,
                         loss_and_gradient=functools.partial(
-                            gradient, wiring=schedules.Wiring(causal=True)
+                            gradient, wiring=gradients.Wiring(causal=True)
                         ),
                     ),
                     steps=200,
                 )
             )(params, batch)
-            for gradient in schedules.GRADIENTS.values()
+            for gradient in gradients.GRADIENTS.values()
         ),
         strict=True,
     )
@@ -105,14 +108,14 @@ def test_two_timescale_is_one_gradient_and_a_rate_for_each_role():
     params, inputs, targets = random_problem(0, dtype=np.float32)
     batch = Batch(inputs, targets)
     rates = {"routing_rate": 0.125, "value_rate": 0.5, "output_rate": 0.25}
-    schedule = schedules.two_timescale(**rates)
-    step = jax.jit(schedule.step)
-    state, info = step(schedule.init(params), batch, jax.random.key(0))
-    loss, gradient = jax.jit(schedules.causal_gradient)(params, batch)
+    algorithm = descent.two_timescale(**rates)
+    step = jax.jit(algorithm.step)
+    state, info = step(algorithm.init(params), batch, jax.random.key(0))
+    loss, gradient = jax.jit(gradients.causal_gradient)(params, batch)
     assert info.loss == loss
     for name in params._fields:
-        roles = {"w_q": "routing", "w_k": "routing", "w_v": "value"}
-        rate = rates[roles.get(name, "output") + "_rate"]
+        parts = {"w_q": "routing", "w_k": "routing", "w_v": "value"}
+        rate = rates[parts.get(name, "output") + "_rate"]
         expected = getattr(params, name) - rate * getattr(gradient, name)
         np.testing.assert_array_equal(getattr(state.params, name), expected)
 
@@ -121,10 +124,10 @@ def test_equal_rates_are_plain_sgd():
     params, inputs, targets = random_problem(0, dtype=np.float32)
     batch = Batch(inputs, targets)
     curves = [
-        run(schedule, params, batch, 20)[0]
-        for schedule in (
-            schedules.gradient(optax.sgd(0.1)),
-            schedules.two_timescale(routing_rate=0.1, value_rate=0.1, output_rate=0.1),
+        run(algorithm, params, batch, 20)[0]
+        for algorithm in (
+            descent.gradient(optax.sgd(0.1)),
+            descent.two_timescale(routing_rate=0.1, value_rate=0.1, output_rate=0.1),
         )
     ]
     np.testing.assert_array_equal(*curves)
@@ -135,37 +138,45 @@ def test_several_sequences_are_averaged(x64):
     params = problems[0][0]
     batches = [Batch(inputs, targets) for _, inputs, targets in problems]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-    one = jax.jit(schedules.causal_gradient)
-    together = jax.jit(schedules.over_sequences(one))(params, stacked)
+    one = jax.jit(gradients.causal_gradient)
+    together = jax.jit(gradients.over_sequences(one))(params, stacked)
     apart = [one(params, batch) for batch in batches]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *apart)
     assert relative_error(together, mean) < 1e-14
 
 
-STRUCTURES = {
-    **{name: schedules.Structure("gradient", name) for name in schedules.OPTIMIZERS},
-    "two_timescale": schedules.Structure("two_timescale"),
+def em_arm(m_step, order):
+    arm = {"algorithm": "em", "optimizer": "sgd", "m_step": m_step}
+    return arm | {"order": order, "inner_steps": 2}
+
+
+ARMS = {
+    **{name: {"algorithm": "gradient", "optimizer": name} for name in specs.OPTIMIZERS},
+    "two_timescale": {"algorithm": "two_timescale"},
     **{
-        f"{m_step}, {order}": schedules.Structure("em", "sgd", m_step, order, 2)
-        for m_step in schedules.M_STEPS
-        for order in schedules.ORDERS
+        f"{m_step}, {order}": em_arm(m_step, order)
+        for m_step in specs.M_STEPS
+        for order in ORDERS
     },
 }
 
 
-def built(structure, rates, name):
-    return schedules.build(
-        structure,
-        rates,
+def built(arm, rates, name):
+    model = HeadModel(
         functools.partial(
-            schedules.GRADIENTS[name], wiring=schedules.Wiring(causal=True)
+            gradients.GRADIENTS[name], wiring=gradients.Wiring(causal=True)
         ),
-        functools.partial(schedules.MIXES[name], causal=True),
+        functools.partial(gradients.MIXES[name], causal=True),
         steps=100,
     )
+    return SPECS[arm["algorithm"]].head(arm, rates, model)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+def rates_of(arm, rates):
+    return {name: rates[name] for name in SPECS[arm["algorithm"]].rates(arm)}
+
+
+@pytest.mark.parametrize("name", ARMS)
 def test_a_grid_of_rates_is_traced_once(name):
     params, inputs, targets = random_problem(0, dtype=np.float32)
     batch = Batch(inputs, targets)
@@ -178,13 +189,13 @@ def test_a_grid_of_rates_is_traced_once(name):
         "damping": 1.0,
         "statistics_rate": 1.0,
     }
-    rates = {name: rates[name] for name in schedules.rates_of(STRUCTURES[name])}
+    rates = rates_of(ARMS[name], rates)
     traces = []
 
     @jax.jit
     def trained(rates):
         traces.append(rates)
-        return run(built(STRUCTURES[name], rates, "autodiff"), params, batch, 3)[0]
+        return run(built(ARMS[name], rates, "autodiff"), params, batch, 3)[0]
 
     curves = []
     with jax.numpy_dtype_promotion("standard"):  # Adam's own arithmetic
@@ -200,7 +211,7 @@ def test_a_grid_of_rates_is_traced_once(name):
 
 
 def frame(routing_rate=0.125, output_rate=0.25):
-    return schedules.by_role(
+    return roles.by_role(
         {("query", "key"): optax.sgd(routing_rate), "output": optax.sgd(output_rate)},
         still=("value",),
     )
@@ -214,13 +225,11 @@ def test_em_with_one_gradient_step_at_the_same_point_is_the_authors_schedule(seq
     if sequences:
         batch = jax.tree.map(lambda leaf: jnp.stack([leaf] * sequences), batch)
         batch = batch._replace(inputs=batch.inputs.at[1].multiply(2))
-    theirs = schedules.two_timescale(
-        routing_rate=0.125, value_rate=0.5, output_rate=0.25
-    )
-    ours = schedules.em(m_steps.gradient(0.5), frame(), order="simultaneous")
+    theirs = descent.two_timescale(routing_rate=0.125, value_rate=0.5, output_rate=0.25)
+    ours = em(m_steps.gradient(0.5), frame(), order="simultaneous")
     (curve, trained), (expected_curve, expected) = (
-        jax.jit(functools.partial(run, schedule, steps=30))(params, batch)
-        for schedule in (ours, theirs)
+        jax.jit(functools.partial(run, algorithm, steps=30))(params, batch)
+        for algorithm in (ours, theirs)
     )
     assert expected_curve[-1] < expected_curve[0] - 0.1
     np.testing.assert_array_equal(curve, expected_curve)
@@ -241,19 +250,19 @@ def test_the_frame_moves_along_the_gradient_after_the_m_step(x64, name, sequence
             jnp.stack([targets, targets]),
             jnp.stack([weights, 2 * weights]),
         )
-    schedule = schedules.em(
+    algorithm = em(
         m_steps.majorised(0.1),
         frame(1.0, 1.0),
         inner_steps=2,
-        mix=functools.partial(schedules.MIXES[name], causal=True),
+        mix=functools.partial(gradients.MIXES[name], causal=True),
     )
-    state, info = jax.jit(schedule.step)(schedule.init(params), batch, None)
+    state, info = jax.jit(algorithm.step)(algorithm.init(params), batch, None)
     moved = params._replace(w_v=state.params.w_v)
     assert relative_error(moved.w_v, params.w_v) > 1e-3
     by_autodiff = functools.partial(
-        schedules.by_autodiff, wiring=schedules.Wiring(causal=True)
+        gradients.by_autodiff, wiring=gradients.Wiring(causal=True)
     )
-    gradient = jax.jit(schedules.over_sequences(by_autodiff))
+    gradient = jax.jit(gradients.over_sequences(by_autodiff))
     before, _ = gradient(params, batch)
     _, after = gradient(moved, batch)
     expected = jax.tree.map(jnp.subtract, moved, after)._replace(w_v=moved.w_v)
@@ -264,19 +273,19 @@ def test_the_frame_moves_along_the_gradient_after_the_m_step(x64, name, sequence
 @pytest.mark.parametrize(
     "order", ["alternating", pytest.param("simultaneous", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("m_step", schedules.M_STEPS)
+@pytest.mark.parametrize("m_step", specs.M_STEPS)
 def test_every_way_to_mix_gives_the_same_em(x64, m_step, order):
     params, inputs, targets = random_problem(0, length=200, scale=0.5)
     batch = Batch(inputs, targets)
     rates = {"routing_rate": 0.1, "output_rate": 0.2, "value_rate": 0.5}
     rates |= {"ridge": 0.01, "damping": 0.9, "statistics_rate": 0.5}
-    structure = schedules.Structure("em", "sgd", m_step, order, 2)
-    rates = {name: rates[name] for name in schedules.rates_of(structure)}
+    arm = em_arm(m_step, order)
+    rates = rates_of(arm, rates)
     (curve, trained), *others = (
-        jax.jit(functools.partial(run, built(structure, rates, name), steps=50))(
+        jax.jit(functools.partial(run, built(arm, rates, name), steps=50))(
             params, batch
         )
-        for name in schedules.MIXES
+        for name in gradients.MIXES
     )
     assert curve[-1] < curve[0] - 0.01
     for other_curve, other in others:
@@ -290,7 +299,7 @@ def test_holding_attention(x64):
     sequences = jnp.stack([inputs, inputs[::-1]])
     weights = jnp.stack([jnp.ones(30), jnp.arange(30.0)])
     batch = Batch(sequences, jnp.stack([targets, targets]), weights)
-    held, _ = jax.jit(lambda p, b: schedules.hold(p, b, schedules.causal_mix))(
+    held, _ = jax.jit(lambda p, b: fix_attention(p, b, gradients.causal_mix))(
         params, batch
     )
     mask = attention.causal_mask(30)
@@ -306,17 +315,17 @@ def test_holding_attention(x64):
     np.testing.assert_array_equal(held.targets, jnp.tile(targets, 2))
 
 
-@pytest.mark.parametrize("m_step", schedules.M_STEPS)
+@pytest.mark.parametrize("m_step", specs.M_STEPS)
 def test_a_sequence_twice_is_a_sequence_once(x64, m_step):
     params, inputs, targets = random_problem(1, length=30)
-    rule, names = schedules.M_STEPS[m_step]
+    rule, names, _ = specs.M_STEPS[m_step]
     rates = {"value_rate": 0.3, "ridge": 0.1, "damping": 1.0, "statistics_rate": 1.0}
-    schedule = schedules.em(rule(*(rates[name] for name in names)), frame())
+    algorithm = em(rule(*(rates[name] for name in names)), frame())
     once = Batch(inputs, targets)
     twice = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), once)
-    step = jax.jit(schedule.step)
+    step = jax.jit(algorithm.step)
     (one, _), (two, _) = (
-        step(schedule.init(params), batch, None) for batch in (once, twice)
+        step(algorithm.init(params), batch, None) for batch in (once, twice)
     )
     assert relative_error(two.params, one.params) < 1e-13
 
@@ -327,14 +336,14 @@ def test_more_inner_steps_cost_no_attention():
 
     def operations(length, inner_steps):
         params, inputs, targets = random_problem(0, length=length, dtype=np.float32)
-        schedule = schedules.em(
+        algorithm = em(
             m_steps.gradient(0.1),
             frame(),
             inner_steps=inner_steps,
-            mix=functools.partial(schedules.mix_by_autodiff, causal=False),
+            mix=functools.partial(gradients.mix_by_autodiff, causal=False),
         )
-        jaxpr = jax.make_jaxpr(schedule.step)(
-            schedule.init(params), Batch(inputs, targets), None
+        jaxpr = jax.make_jaxpr(algorithm.step)(
+            algorithm.init(params), Batch(inputs, targets), None
         )
         return multiplications(jaxpr.jaxpr)
 
@@ -362,7 +371,7 @@ def multiplications(jaxpr):
 
 def test_online_em_learns_from_fresh_sequences_what_one_would_overfit():
     """Bounds averaged over steps against the bound of each step's own sequence."""
-    task = sticky.sticky(
+    task = sticky(
         length=65,
         num_symbols=4,
         d_x=8,
@@ -374,15 +383,13 @@ def test_online_em_learns_from_fresh_sequences_what_one_would_overfit():
     def trained(key, statistics_rate):
         keys = jax.random.split(key, 3)
         params = attention.init_params(keys[0], d_x=8, d_k=4, d_v=6, num_classes=4)
-        schedule = schedules.em(
-            m_steps.majorised(1e-2, 1.0, statistics_rate), frame(0.1, 0.1)
-        )
+        algorithm = em(m_steps.majorised(1e-2, 1.0, statistics_rate), frame(0.1, 0.1))
 
         def step(state, key):
-            return schedule.step(state, task.sample(key), key)
+            return algorithm.step(state, task.sample(key), key)
 
         state, _ = jax.lax.scan(
-            step, schedule.init(params), jax.random.split(keys[1], 60)
+            step, algorithm.init(params), jax.random.split(keys[1], 60)
         )
 
         def distance(key):
@@ -408,9 +415,9 @@ def test_online_em_learns_from_fresh_sequences_what_one_would_overfit():
 def test_roles_cover_the_parameters_once():
     params = attention.Params(*map(np.zeros, (1, 2, 3, 4, 5)))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    roles = ["query", "key", "value", "output", "output"]
-    assert [schedules.role_of(path) for path in paths] == roles
-    assert set(roles) == set(schedules.ROLES)
+    expected = ["query", "key", "value", "output", "output"]
+    assert [roles.role_of(path) for path in paths] == expected
+    assert set(expected) == set(roles.ROLES)
 
 
 @pytest.mark.parametrize(
@@ -421,29 +428,32 @@ def test_roles_cover_the_parameters_once():
             {"frame_roles": ("query", "key", "value", "output")},
             "role 'value': moved by 'm_step' and 'frame'",
         ),
-        ({"frame_roles": ("query", "keys", "output")}, "frame: role 'keys'; allowed"),
+        ({"frame_roles": ("query", "keys", "output")}, "frame: role 'keys'; must"),
         ({"still": ("query",)}, "role 'query': moved by 'frame' and 'still'"),
-        ({"shared": ("values",)}, "shared: role 'values'; allowed: query, key, value"),
+        (
+            {"shared": ("values",)},
+            "shared: role 'values'; must be one of query, key, value",
+        ),
     ],
 )
 def test_a_role_must_be_moved_once(changes, message):
-    with pytest.raises(schedules.RoleError, match=message):
-        schedules.em(m_steps.gradient(0.1), optax.sgd(0.1), **changes)
+    with pytest.raises(roles.RoleError, match=message):
+        em(m_steps.gradient(0.1), optax.sgd(0.1), **changes)
 
 
 def test_a_role_may_rest_or_be_shared_if_said_so(x64):
     params, inputs, targets = random_problem(0)
     batch = Batch(inputs, targets)
-    schedule = schedules.em(
+    algorithm = em(
         m_steps.gradient(0.5),
         optax.sgd(0.25),
         frame_roles=("value", "key"),
         still=("query", "output"),
         shared=("value",),
     )
-    state, _ = jax.jit(schedule.step)(schedule.init(params), batch, None)
+    state, _ = jax.jit(algorithm.step)(algorithm.init(params), batch, None)
     gradient = jax.jit(
-        functools.partial(schedules.by_autodiff, wiring=schedules.Wiring(causal=True))
+        functools.partial(gradients.by_autodiff, wiring=gradients.Wiring(causal=True))
     )
     after_m = params._replace(w_v=params.w_v - 0.5 * gradient(params, batch)[1].w_v)
     _, second = gradient(after_m, batch)
@@ -459,10 +469,10 @@ def test_a_role_may_rest_or_be_shared_if_said_so(x64):
 
 def test_rules_by_role_move_only_what_they_name(x64):
     params, inputs, targets = random_problem(0)
-    tx = schedules.by_role({"value": optax.sgd(0.5)}, still=("query", "key", "output"))
-    schedule = schedules.gradient(tx)
-    state, _ = jax.jit(schedule.step)(
-        schedule.init(params), Batch(inputs, targets), None
+    tx = roles.by_role({"value": optax.sgd(0.5)}, still=("query", "key", "output"))
+    algorithm = descent.gradient(tx)
+    state, _ = jax.jit(algorithm.step)(
+        algorithm.init(params), Batch(inputs, targets), None
     )
     assert relative_error(state.params.w_v, params.w_v) > 1e-3
     still = state.params._replace(w_v=params.w_v)
@@ -474,48 +484,51 @@ def test_rules_by_role_move_only_what_they_name(x64):
     [
         ({"query": 1}, "role 'key': nothing moves it"),
         ({("query", "key"): 1, "key": 1, "value": 1, "output": 1}, "role 'key': moved"),
-        ({("query", "kye"): 1}, "role 'kye'; allowed: query, key, value, output"),
+        ({("query", "kye"): 1}, "role 'kye'; must be one of query, key, value, output"),
     ],
 )
 def test_rules_by_role_are_checked(parts, message):
-    with pytest.raises(schedules.RoleError, match=message):
-        schedules.by_role({roles: optax.sgd(rate) for roles, rate in parts.items()})
+    with pytest.raises(roles.RoleError, match=message):
+        roles.by_role({roles: optax.sgd(rate) for roles, rate in parts.items()})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"order": "together"}, "order='together'; allowed: alternating, simultaneous"),
-        ({"inner_steps": 0}, "inner_steps=0; allowed: 1 or more"),
+        (
+            {"order": "together"},
+            "order='together': must be one of alternating, simultaneous",
+        ),
+        ({"inner_steps": 0}, "inner_steps=0: must be 1 or more"),
     ],
 )
 def test_what_em_cannot_do_is_said(changes, message):
     with pytest.raises(ValueError, match=message):
-        schedules.em(m_steps.gradient(0.1), frame(), **changes)
+        em(m_steps.gradient(0.1), frame(), **changes)
 
 
-@pytest.mark.parametrize("optimizer", schedules.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", specs.OPTIMIZERS)
 def test_any_optimizer_can_be_the_frame(optimizer):
     params, inputs, targets = random_problem(0, dtype=np.float32)
-    schedule = schedules.em(
+    algorithm = em(
         m_steps.majorised(0.1),
-        schedules.OPTIMIZERS[optimizer](0.01),
-        mix=functools.partial(schedules.mix_by_autodiff, causal=True),
+        specs.OPTIMIZERS[optimizer](0.01),
+        mix=functools.partial(gradients.mix_by_autodiff, causal=True),
     )
     with jax.numpy_dtype_promotion("standard"):  # Adam's own arithmetic
-        curve, _ = jax.jit(functools.partial(run, schedule, steps=10))(
+        curve, _ = jax.jit(functools.partial(run, algorithm, steps=10))(
             params, Batch(inputs, targets)
         )
     assert curve[-1] < curve[0] - 0.1
 
 
 def test_seeds_side_by_side_are_seeds_one_by_one(x64):
-    schedule = schedules.em(m_steps.majorised(0.1), frame())
+    algorithm = em(m_steps.majorised(0.1), frame())
     problems = [random_problem(seed) for seed in range(3)]
     params, inputs, targets = jax.tree.map(lambda *x: jnp.stack(x), *problems)
 
     def trained(params, inputs, targets):
-        return run(schedule, params, Batch(inputs, targets), 5)[1]
+        return run(algorithm, params, Batch(inputs, targets), 5)[1]
 
     together = jax.jit(jax.vmap(trained))(params, inputs, targets)
     one_by_one = jax.jit(lambda *all_: jax.lax.map(lambda one: trained(*one), all_))
@@ -525,9 +538,9 @@ def test_seeds_side_by_side_are_seeds_one_by_one(x64):
 @pytest.mark.parametrize(
     "wiring",
     [
-        schedules.Wiring(False, value_norm=True),
-        schedules.Wiring(True, dropout_rate=0.3),
-        schedules.Wiring(True, value_norm=True, dropout_rate=0.3),
+        gradients.Wiring(False, value_norm=True),
+        gradients.Wiring(True, dropout_rate=0.3),
+        gradients.Wiring(True, value_norm=True, dropout_rate=0.3),
     ],
 )
 def test_every_way_to_the_gradient_of_another_wiring_is_the_same(wiring):
@@ -538,9 +551,9 @@ def test_every_way_to_the_gradient_of_another_wiring_is_the_same(wiring):
         name: jax.jit(functools.partial(way, wiring=wiring))(
             params, batch, jax.random.key(7)
         )
-        for name, way in schedules.GRADIENTS.items()
+        for name, way in gradients.GRADIENTS.items()
     }
-    plain = schedules.by_autodiff(params, batch, wiring=schedules.Wiring(wiring.causal))
+    plain = gradients.by_autodiff(params, batch, wiring=gradients.Wiring(wiring.causal))
     for loss, gradient in found.values():
         assert loss == pytest.approx(float(found["autodiff"][0]), rel=1e-5)
         assert relative_error(gradient, found["autodiff"][1]) < 2e-5
@@ -550,13 +563,13 @@ def test_every_way_to_the_gradient_of_another_wiring_is_the_same(wiring):
 def test_each_step_and_sequence_drops_other_weights():
     params, inputs, targets = random_problem(0, length=20, dtype=np.float32)
     wired = functools.partial(
-        schedules.by_streaming, wiring=schedules.Wiring(True, dropout_rate=0.5)
+        gradients.by_streaming, wiring=gradients.Wiring(True, dropout_rate=0.5)
     )
-    schedule = schedules.gradient(optax.sgd(0.1), wired)
+    algorithm = descent.gradient(optax.sgd(0.1), wired)
     twice = Batch(jnp.stack([inputs] * 2), jnp.stack([targets] * 2))
-    step = jax.jit(schedule.step)
+    step = jax.jit(algorithm.step)
     losses_ = [
-        step(schedule.init(params), twice, jax.random.key(number))[1].loss
+        step(algorithm.init(params), twice, jax.random.key(number))[1].loss
         for number in (0, 1)
     ]
     assert losses_[0] != losses_[1]

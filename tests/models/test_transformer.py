@@ -10,7 +10,8 @@ import optax
 import pytest
 from problems import relative_error
 
-from jaxattn.algorithms import schedules
+from jaxattn.algorithms import SPECS, LayeredModel, descent, layered_em, roles, specs
+from jaxattn.algorithms.em import em
 from jaxattn.kernels import streaming
 from jaxattn.models import transformer
 from jaxattn.models.transformer import Architecture
@@ -476,23 +477,20 @@ def test_every_parameter_has_a_role():
     params = init(model)
     paths, _ = jax.tree_util.tree_flatten_with_path(params)
     roles = {
-        ".".join(str(p.key) for p in path): schedules.role_of(path) for path, _ in paths
+        ".".join(str(p.key) for p in path): roles.role_of(path) for path, _ in paths
     }
-    assert set(roles.values()) == set(schedules.LAYER_ROLES)
+    assert set(roles.values()) == set(roles.LAYER_ROLES)
     for name, role in roles.items():
         if "attention" in name:
             assert name.split(".")[3] == role
     assert roles["unembed.kernel"] == "output"
     assert roles["embed.position.embedding"] == "embed"
-    tx = schedules.by_role(
-        {schedules.LAYER_ROLES: optax.sgd(0.1)}, roles=schedules.LAYER_ROLES
-    )
-    with pytest.raises(schedules.RoleError, match=r"'gain'.*has no role"):
+    tx = roles.by_role({roles.LAYER_ROLES: optax.sgd(0.1)}, roles=roles.LAYER_ROLES)
+    with pytest.raises(roles.RoleError, match=r"'gain'.*has no role"):
         tx.init({"gain": jnp.zeros(2)})
 
 
-def batch_of(model, count=3):
-    del model
+def batch_of(count=3):
     inputs = jnp.stack([tokens(seed) for seed in range(count)])
     return Batch(inputs, jnp.stack([targets(10 + seed) for seed in range(count)]))
 
@@ -513,49 +511,49 @@ def batched(model):
 
     return (
         lambda p, b, key: jax.value_and_grad(loss)(p, b),
-        schedules.HeldModel(hold, jax.grad(loss)),
+        layered_em.FixedModel(hold, jax.grad(loss)),
     )
+
+
+RATES = {"routing_rate": 0.1, "value_rate": 0.3, "output_rate": 0.7}
 
 
 def test_two_timescale_moves_every_layer_by_the_rate_of_its_role():
     model = architecture()
-    params, batch = init(model), batch_of(model)
+    params, batch = init(model), batch_of()
     loss_and_gradient, _ = batched(model)
-    schedule = schedules.build_layered(
-        schedules.Structure("two_timescale"),
-        {"routing_rate": 0.1, "value_rate": 0.3, "output_rate": 0.7},
-        loss_and_gradient,
-        None,
-        steps=10,
+    algorithm = SPECS["two_timescale"].layers(
+        {}, RATES, LayeredModel(loss_and_gradient, None, steps=10)
     )
-    state, _ = schedule.step(schedule.init(params), batch, jax.random.key(0))
+    state, _ = algorithm.step(algorithm.init(params), batch, jax.random.key(0))
     _, slope = loss_and_gradient(params, batch, None)
     rate_of = dict.fromkeys(("query", "key"), 0.1) | {"value": 0.3}
     moved, _ = jax.tree_util.tree_flatten_with_path(
         jax.tree.map(lambda a, b: a - b, state.params, params)
     )
     for (path, motion), g in zip(moved, jax.tree.leaves(slope), strict=True):
-        rate = rate_of.get(schedules.role_of(path), 0.7)
+        rate = rate_of.get(roles.role_of(path), 0.7)
         np.testing.assert_allclose(motion, -rate * g, rtol=1e-3, atol=2e-7)
 
 
-EM = schedules.Structure(
-    "em", optimizer="sgd", m_step="gradient", order="simultaneous", inner_steps=1
-)
-RATES = {"routing_rate": 0.1, "value_rate": 0.3, "output_rate": 0.7}
+EM = {
+    "optimizer": "sgd",
+    "m_step": "gradient",
+    "order": "simultaneous",
+    "inner_steps": 1,
+}
 
 
 @pytest.mark.slow
 def test_simultaneous_em_with_one_step_is_two_timescale():
     model = architecture()
-    params, batch = init(model), batch_of(model)
+    params, batch = init(model), batch_of()
     loss_and_gradient, held = batched(model)
     states = []
-    for structure in (EM, schedules.Structure("two_timescale")):
-        schedule = schedules.build_layered(
-            structure, RATES, loss_and_gradient, held, steps=10
-        )
-        step, state = jax.jit(schedule.step), schedule.init(params)
+    for name, arm in (("em", EM), ("two_timescale", {})):
+        model = LayeredModel(loss_and_gradient, held, steps=10)
+        algorithm = SPECS[name].layers(arm, RATES, model)
+        step, state = jax.jit(algorithm.step), algorithm.init(params)
         for _ in range(3):
             state, _ = step(state, batch, jax.random.key(0))
         states.append(state.params)
@@ -577,21 +575,21 @@ def test_em_of_one_layer_is_em_of_the_head(order, inner):
     block["output"]["kernel"] = jnp.eye(6, 8)
     head = head._replace(w_o=params["unembed"]["kernel"][:6])
     batch = Batch(inputs[None], targets(5)[None])
-    structure = EM._replace(order=order, inner_steps=inner)
+    arm = EM | {"order": order, "inner_steps": inner}
     # The product of two matrices does not move as one: only W_O may, here.
-    of_head = schedules.em(
+    of_head = em(
         m_steps.gradient(0.3),
-        schedules.by_role(
-            {("query", "key"): optax.sgd(0.1)}, still=("value", "output")
-        ),
+        roles.by_role({("query", "key"): optax.sgd(0.1)}, still=("value", "output")),
         order=order,
         inner_steps=inner,
         frame_roles=("query", "key"),
         still=("output",),
     )
     loss_and_gradient, held = batched(ONE_HEAD)
-    layered = schedules.build_layered(
-        structure, RATES | {"output_rate": 0.0}, loss_and_gradient, held, steps=10
+    layered = SPECS["em"].layers(
+        arm,
+        RATES | {"output_rate": 0.0},
+        LayeredModel(loss_and_gradient, held, steps=10),
     )
     mine, theirs = layered.init(params), of_head.init(head)
     for _ in range(4):
@@ -609,16 +607,15 @@ def test_em_of_one_layer_is_em_of_the_head(order, inner):
 
 
 def test_the_rate_warms_up_and_cools_down():
-    share = schedules.warm_up_cosine(0.2, 100)
+    share = descent.warm_up_cosine(0.2, 100)
     found = np.array([share(n) for n in (0, 10, 20, 60, 100)])
     np.testing.assert_allclose(found, [0, 0.5, 1, 0.5, 0], atol=1e-6)
-    assert schedules.warm_up_cosine(0.0, 100)(0) == 1
+    assert descent.warm_up_cosine(0.0, 100)(0) == 1
 
 
 def test_adamw_moves_at_its_rate_and_decays_weights():
-    structure = schedules.Structure("gradient", optimizer="adamw", warm_up=0.5)
     rates = {"learning_rate": 0.1, "weight_decay": 0.2}
-    tx = schedules.optimizer_of(structure, rates, 4)
+    tx = specs.SCHEDULED["adamw"].build({"warm_up": 0.5}, rates, 4)
     params = {"w": jnp.array([2.0, -3.0])}
     slope = {"w": jnp.array([1.0, 5.0])}
     with jax.numpy_dtype_promotion("standard"):  # optax takes powers of a count

@@ -96,7 +96,7 @@ def curve(noise=0.1, seed=0):
 def test_a_planted_entropy_axis():
     points, entropy = curve(noise=0.4)
     found = entropy_axis(jnp.array(points), jnp.array(entropy), KEY)
-    assert all(answer.known for answer in found)
+    assert all(answer.valid for answer in found)
     assert found.found.value > 0.9
     assert found.random_direction.value < found.found.value - 0.2
     # E|ρ| of n points in no order.
@@ -159,10 +159,10 @@ def test_equal_points_are_tied_whatever_rounding_says(dtype):
 def test_no_entropy_axis_without_differences():
     points, entropy = map(jnp.array, curve())
     nowhere = entropy_axis(jnp.full_like(points, 0.1), entropy, KEY)
-    assert not any(answer.known for answer in nowhere)
+    assert not any(answer.valid for answer in nowhere)
     same = entropy_axis(points, jnp.full_like(entropy, 0.1), KEY)
-    assert not (same.found.known | same.random_direction.known | same.permuted.known)
-    assert same.one_axis.known
+    assert not (same.found.valid | same.random_direction.valid | same.permuted.valid)
+    assert same.one_axis.valid
     for leaf in jax.tree.leaves((nowhere, same)):
         assert np.isfinite(leaf).all()
     for lost in (
@@ -170,7 +170,7 @@ def test_no_entropy_axis_without_differences():
         entropy_axis(points, entropy.at[3].set(jnp.nan), KEY),
     ):
         assert np.isnan(lost.found.value)
-        assert lost.found.known
+        assert lost.found.valid
 
 
 # --- beliefs
@@ -201,8 +201,8 @@ def fitted_by_hand(features, beliefs, held_out, ridge):
 def test_planted_beliefs_are_read_out():
     beliefs, features = beliefs_and_features(0)
     found = read_out(jnp.array(features), jnp.array(beliefs), HELD_OUT, KEY, ridge=1e-8)
-    assert found.found.known
-    assert found.permuted.known
+    assert found.found.valid
+    assert found.permuted.valid
     np.testing.assert_allclose(found.found.value, 1, atol=1e-6)
     assert found.found.value <= 1
     assert -0.5 < found.permuted.value <= 0.1
@@ -266,7 +266,7 @@ def test_the_null_permutes_only_what_is_fitted_to():
     found = read_out(features, alike, HELD_OUT, KEY, ridge=0.1)
     np.testing.assert_allclose(found.permuted.value, found.found.value, atol=1e-12)
     np.testing.assert_allclose(found.found.value, 0, atol=1e-12)
-    assert found.found.known
+    assert found.found.valid
 
 
 def test_read_out_without_an_answer():
@@ -278,10 +278,10 @@ def test_read_out_without_an_answer():
     ):
         found = read_out(features, right, held_out, KEY, ridge=0.1)
         for answer in found:
-            assert not answer.known
+            assert not answer.valid
             assert answer.value == 0
     blind = read_out(jnp.full_like(features, 0.1), beliefs, HELD_OUT, KEY, ridge=0.0)
-    assert blind.found.known
+    assert blind.found.valid
     assert blind.found.value == 0
     unseen = jnp.where(HELD_OUT[:, None], features, 0.1)  # nothing to be fitted to
     assert read_out(unseen, beliefs, HELD_OUT, KEY, ridge=0.0).found.value == 0
@@ -290,7 +290,7 @@ def test_read_out_without_an_answer():
         read_out(features.at[4].set(jnp.inf), beliefs, HELD_OUT, KEY, ridge=0.1),
     ):
         assert np.isnan(lost.found.value)
-        assert lost.found.known
+        assert lost.found.valid
 
 
 # --- keys
@@ -340,11 +340,11 @@ def test_keys_have_no_unit_and_may_be_too_few():
     np.testing.assert_allclose(
         key_axes(lengths * keys, KEY).found.value, once.found.value, rtol=1e-12
     )
-    assert not key_axes(jnp.zeros((KEYS, D)).at[0].set(1), KEY).found.known
+    assert not key_axes(jnp.zeros((KEYS, D)).at[0].set(1), KEY).found.valid
     lost = key_axes(keys.at[2, 2].set(jnp.nan), KEY)
     assert np.isnan(lost.found.value)
     assert np.isnan(lost.shuffled.value)
-    assert lost.found.known
+    assert lost.found.valid
 
 
 # --- depth
@@ -478,14 +478,14 @@ def test_rounding_is_no_geometry(dtype):
     far = jnp.asarray(same, dtype) + jnp.asarray(1e4, dtype)
     for alike in (same, far):
         found = entropy_axis(alike, entropy, KEY)
-        assert not any(answer.known for answer in found)
-        assert not rank_correlation(alike[:, 0], entropy).known
+        assert not any(answer.valid for answer in found)
+        assert not rank_correlation(alike[:, 0], entropy).valid
         blind = read_out(alike, beliefs, HELD_OUT, KEY, ridge=0.0)
         assert (blind.found.value, blind.permuted.value) == (0, 0)
-    assert not rank_correlation(entropy, 1 + 0 * entropy).known
+    assert not rank_correlation(entropy, 1 + 0 * entropy).valid
     constant = jnp.asarray(last_bits / D, dtype)
     told = read_out(points, constant, HELD_OUT, KEY, ridge=0.1)
-    assert not any(answer.known for answer in told)
+    assert not any(answer.valid for answer in told)
     assert not any(entropy_axis(points, constant[:, 0], KEY).found)
     line = points[:, :1] * jnp.arange(1, D + 1, dtype=dtype)[None]
     found = entropy_axis(line + jnp.asarray(1e4, dtype), entropy, KEY)

@@ -13,7 +13,7 @@ import pytest
 
 from jaxattn.engine import processes
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # Five seeds: in the last round one process has nothing of its own to do.
 RUN = (
     "--config=configs/sticky.py:smoke",
@@ -194,7 +194,7 @@ def test_processes_with_different_configs_stop(tmp_path, start):
         (("--distributed",), "cannot join the other processes ("),
         (
             ("--coordinator=here", "--processes=2", "--process=0"),
-            "coordinator='here': allowed: HOST:PORT of process 0",
+            "coordinator='here': must be HOST:PORT of process 0",
         ),
     ],
 )

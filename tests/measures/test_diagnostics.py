@@ -116,8 +116,8 @@ def test_usage(head):
     np.testing.assert_allclose(diagnostics.usage_entropy(one).value, 0)
     np.testing.assert_allclose(diagnostics.usage_entropy(jnp.ones(5)).value, 1)
     for nothing in (diagnostics.usage_entropy, diagnostics.usage_gini):
-        assert not nothing(jnp.zeros(5)).known
-    assert not diagnostics.usage_entropy(jnp.ones(1)).known
+        assert not nothing(jnp.zeros(5)).valid
+    assert not diagnostics.usage_entropy(jnp.ones(1)).valid
 
 
 def test_specialisation(head):
@@ -156,7 +156,7 @@ def test_orthogonality_of_axes_and_of_one():
     np.testing.assert_allclose(found.absolute.value, 1 / 6)  # one pair of six
     np.testing.assert_allclose(found.signed.value, -1 / 6)
     for few in (jnp.ones((1, 3)), jnp.zeros((4, 3)), jnp.eye(3)[:1]):
-        assert not diagnostics.orthogonality(few).absolute.known
+        assert not diagnostics.orthogonality(few).absolute.valid
 
 
 def test_the_null_of_keys_is_that_of_random_directions():
@@ -176,7 +176,7 @@ def test_query_key_alignment():
     np.testing.assert_array_equal(known, [True, True, False, True])
     np.testing.assert_allclose(value, [1, math.sqrt(0.5), 0, -2 / 3], atol=1e-15)
     blind = diagnostics.query_key_alignment(jnp.eye(3)[2:], query[:1], key)
-    assert not blind.known.any()
+    assert not blind.valid.any()
 
 
 def test_manifold_of_a_trajectory_has_one_basis():
@@ -220,7 +220,7 @@ def test_how_many_dimensions(variance, ratio, dimension):
     variance = jnp.array(variance)
     np.testing.assert_allclose(diagnostics.participation_ratio(variance), ratio)
     assert diagnostics.dimension(variance, 0.95) == dimension
-    assert diagnostics.explained(variance).known.all() == (dimension > 0)
+    assert diagnostics.explained(variance).valid.all() == (dimension > 0)
 
 
 def test_a_share_that_is_none_is_refused():
@@ -297,7 +297,7 @@ def test_gate_times_spread_is_the_score_gradient(x64):
         force = jnp.sum(jnp.abs(gradient), axis=1)
         np.testing.assert_allclose(gate.value * spread, force, atol=1e-15)
         sees = mask.sum(axis=1) > 1
-        np.testing.assert_array_equal(gate.known, sees)
+        np.testing.assert_array_equal(gate.valid, sees)
         assert (spread[~sees] == 0).all()
 
 
@@ -312,7 +312,7 @@ def test_gate_is_open_for_equal_shares_and_shut_for_one_hot(x64):
     b = jnp.array([[-1.0, 0, 0, 0, 1]])
     assert diagnostics.gate(ends, b).value[0] == pytest.approx(1 / 0.4)
     alike = diagnostics.gate(equal, jnp.ones((4, 5)))
-    assert not alike.known.any()
+    assert not alike.valid.any()
     for weight in (equal, one_hot):
         slope = jax.grad(lambda w, b: diagnostics.gate(w, b).value.sum(), (0, 1))(
             weight, jnp.ones((4, 5))
@@ -329,7 +329,7 @@ def test_leading_share_is_that_of_the_principal_axes(x64):
         assert found.value == pytest.approx(float(expected), rel=1e-12)
     line = points[:1] * jnp.arange(5.0)[:, None]
     assert diagnostics.leading_share(line, 1).value == pytest.approx(1)
-    assert not diagnostics.leading_share(jnp.ones((5, 4)), 2).known
+    assert not diagnostics.leading_share(jnp.ones((5, 4)), 2).valid
     several = jax.vmap(lambda p: diagnostics.leading_share(p, 2).value)(
         points.reshape(3, 10, 4)
     )
@@ -368,13 +368,13 @@ def test_points_without_extent_have_no_axes(dtype):
     for points in flat.values():
         assert not diagnostics.differ(points)
         assert (diagnostics.centred(points) == 0).all()
-        assert diagnostics.leading_share(points, 2) == diagnostics.Answer(0, False)
+        assert diagnostics.leading_share(points, 2) == diagnostics.Measurement(0, False)
         variance = diagnostics.manifold(points).variance
-        assert not diagnostics.explained(variance).known.any()
+        assert not diagnostics.explained(variance).valid.any()
         assert diagnostics.participation_ratio(variance) == 0
         assert diagnostics.dimension(variance, 0.9) == 0
     shares = [diagnostics.leading_share(points, 2) for points in real.values()]
-    assert all(share.known for share in shares)
+    assert all(share.valid for share in shares)
     # Moved or scaled they are the same points, but for the rounding of the move.
     values = [float(share.value) for share in shares]
     np.testing.assert_allclose(values, values[0], rtol=1e-3)
@@ -395,7 +395,7 @@ def test_a_line_far_away_is_a_line(dtype):
     assert ratio == pytest.approx(1)
     for axes in (1, 2, 5):
         share = diagnostics.leading_share(jnp.asarray(line, dtype), axes)
-        assert share.known
+        assert share.valid
         assert 0.9999 < share.value <= 1
 
 
@@ -424,11 +424,11 @@ def test_sources_that_serve_alike_but_for_rounding_have_no_gate(dtype):
     flat, real = clouds(dtype)
     for name in ("constant", "collapsed"):
         b = laws.compatibility(upstream, flat[name])
-        assert not diagnostics.gate(weight, b).known.any()
+        assert not diagnostics.gate(weight, b).valid.any()
         assert (diagnostics.advantage_spread(b) == 0).all()
     for points in real.values():
         b = laws.compatibility(upstream, points)
-        assert diagnostics.gate(weight, b).known.all()
+        assert diagnostics.gate(weight, b).valid.all()
 
 
 def test_what_is_not_finite_is_not_hidden():

@@ -1,16 +1,13 @@
 """Numbers of how attention and values moved, and those behind the pictures."""
 
-from pathlib import Path
-
 import numpy as np
 import PIL.Image
 import pytest
-from problems import result_of
+from fake_runs import write_run
 
-from jaxattn.analysis import observations, report, runs
-from jaxattn.experiments import config as config_lib
-from jaxattn.experiments import one_head
-from jaxattn.views import run_figures
+from jaxattn import experiments, runs
+from jaxattn.analysis import entries, head, observations
+from jaxattn.views import head_figures, head_report, tables
 from jaxattn.views import snapshot_figures as snapshots
 
 ARMS = ("sgd", "layer_norm", "random_frame")
@@ -20,7 +17,7 @@ SEEDS, STEPS, LENGTH = 8, 10, 6
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Attention of `sgd` settles at 2 and loss at 8; of `layer_norm` the other way."""
-    config = config_lib.load("configs/toy.py:smoke")
+    config = experiments.load("configs/toy.py:smoke").config
     config.update({"seeds": SEEDS, "steps": STEPS, "eval_every": 1, "run_arms": ARMS})
     config.update({"snapshots": 6, "snapshot_seeds": (1,), "snapshot_length": LENGTH})
     config.task.length = LENGTH
@@ -29,7 +26,7 @@ def run(tmp_path_factory):
     early = np.where(step < 2, 1.0, 0.0)
     wiggle = late + np.where(step == 5, 0.5, 0)  # up and down again
     seed = 1 + 0.01 * np.arange(SEEDS)[:, None]
-    curves = {n: np.ones((3, SEEDS, STEPS + 1)) for n in one_head.METRICS}
+    curves = {n: np.ones((3, SEEDS, STEPS + 1)) for n in entries.METRICS}
     curves |= {
         "train_loss": np.stack(
             [0.5 + seed * late, 0.5 + seed * early, 2 + 0 * seed * early]
@@ -39,22 +36,30 @@ def run(tmp_path_factory):
     curves["train_loss"][0] = 0.5 + seed * wiggle
     rng = np.random.default_rng(0)
     maps = rng.dirichlet(np.ones(LENGTH), size=(3, 1, 6, LENGTH))
-    result = result_of(config, curves, maps)
     drift = np.stack([seed * early, seed * late, 0 * seed * late])
-    result.kept.curves["attention_drift"] = drift
     gate, spread = np.linspace(1, 0.5, STEPS + 1), np.linspace(1, 0.125, STEPS + 1)
     ones = np.ones((3, SEEDS, 1))
-    result.kept.curves.update(
-        {
-            "gate": gate * ones,
-            "advantage_spread": spread * ones,
-            "score_gradient": gate * spread * ones,
-        }
+    curves |= {
+        "attention_drift": drift,
+        "gate": gate * ones,
+        "advantage_spread": spread * ones,
+        "score_gradient": gate * spread * ones,
+    }
+    run = write_run(
+        tmp_path_factory.mktemp("run"),
+        config,
+        curves,
+        maps,
+        target=rng.integers(0, 3, LENGTH),
     )
-    result.kept.snapshots["target"][:] = rng.integers(0, 3, LENGTH)
-    result = result._replace(allowed=np.ones((LENGTH, LENGTH), bool))
-    run = runs.write_metrics(tmp_path_factory.mktemp("run"), config, result)
-    return run._replace(summary=report.summarise(run, {"compile": 1.0, "run": 1.0}))
+    run.attention_allowed.values[:] = True
+    wall = {"compile": 1.0, "run": 1.0}
+    return run.assign_attrs(summary=head.summarise(run, wall))
+
+
+def changed(run, arrays):
+    """The run with other numbers in place of its own."""
+    return run.assign({name: (run[name].dims, a) for name, a in arrays.items()})
 
 
 def test_time_scales_tell_who_was_first(run):
@@ -75,10 +80,10 @@ def test_time_scales_tell_who_was_first(run):
 
 def test_who_was_first_must_not_depend_on_the_scale(run):
     """A divergence that is the square of the drift is neither first nor last."""
-    metrics, step = run.metrics.copy(), np.arange(STEPS + 1)
+    metrics, step = {}, np.arange(STEPS + 1)
     drift = np.tile(1 - step / STEPS, (3, SEEDS, 1))
     metrics |= {"attention_drift": drift, "train_loss": drift**2}
-    found = observations.of_arms(run._replace(metrics=metrics))["sgd"]
+    found = observations.of_arms(changed(run, metrics))["sgd"]
     half = found["time_scales"]["half"]
     assert half["precision_over_frame"]["ci95"][1] < 1
     assert half["root_over_frame"]["median"] == 1
@@ -88,12 +93,12 @@ def test_who_was_first_must_not_depend_on_the_scale(run):
 
 def test_who_was_first_is_decided_only_if_it_is_wherever_the_times_lie(run):
     """Times one evaluation apart may be any two: another rounding makes them one."""
-    step, metrics = np.arange(STEPS + 1), run.metrics.copy()
+    step, metrics = np.arange(STEPS + 1), {}
     for lead, verdict in ((0, "undecided"), (1, "undecided"), (2, "precision")):
         early, late = (np.where(step < place, 1.0, 0.0) for place in (6 - lead, 6))
         metrics["attention_drift"] = np.tile(late, (3, SEEDS, 1))
         metrics["train_loss"] = np.tile(early, (3, SEEDS, 1))
-        found = observations.of_arms(run._replace(metrics=metrics))["sgd"]
+        found = observations.of_arms(changed(run, metrics))["sgd"]
         half = found["time_scales"]["half"]
         assert half["first"] == verdict
         assert half["root_over_frame"]["median"] == (6 - lead) / 6
@@ -101,7 +106,7 @@ def test_who_was_first_is_decided_only_if_it_is_wherever_the_times_lie(run):
 
 
 def test_what_settled_by_the_first_evaluation_is_said_to_be_left_censored(run):
-    step, metrics = np.arange(STEPS + 1), run.metrics.copy()
+    step, metrics = np.arange(STEPS + 1), {}
     early, late = (np.where(step < place, 1.0, 0.0) for place in (1, 6))
     metrics["attention_drift"] = np.stack(
         [np.tile(curve, (SEEDS, 1)) for curve in (late, early, early)]
@@ -109,32 +114,32 @@ def test_what_settled_by_the_first_evaluation_is_said_to_be_left_censored(run):
     metrics["train_loss"] = np.stack(
         [np.tile(curve, (SEEDS, 1)) for curve in (early, late, early)]
     )
-    summary = report.summarise(run._replace(metrics=metrics), {"compile": 1, "run": 1})
+    summary = head.summarise(changed(run, metrics), {"compile": 1, "run": 1})
     found = summary["observations"]
     times = [found[arm]["time_scales"]["half"] for arm in ARMS]
     assert [time["first"] for time in times] == ["precision", "frame", "undecided"]
     cells = [
         [
-            report.median_cell(time["frame"]),
-            report.median_cell(time["root_over_frame"], interval=True),
+            tables.median_cell(time["frame"]),
+            tables.median_cell(time["root_over_frame"], interval=True),
         ]
         for time in times
     ]
     assert cells == [["6", "≤0.167 [0, 0.2]"], ["≤1", "≥6 [5, ∞]"], ["≤1", "?"]]
-    assert "≤0.167 [0, 0.2]" in report.markdown(summary, {})
-    assert "≥6 [5, ∞]" in report.terminal(summary)
+    assert "≤0.167 [0, 0.2]" in head_report.markdown(summary, {})
+    assert "≥6 [5, ∞]" in head_report.terminal(summary)
 
 
 @pytest.mark.parametrize("name", ["toy", "sticky-full"])
 def test_verdicts_of_committed_runs_survive_another_rounding(name):
     """Every number of the curves up to a millionth off: who was first, and how sure."""
-    run = runs.load(Path(__file__).parents[1] / "results" / name)
-    rng, arms = np.random.default_rng(0), run.config["config"]["run_arms"]
+    run = runs.load(f"results/{name}")
+    rng, arms = np.random.default_rng(0), run.attrs["config"]["run_arms"]
 
-    def entries(run):
+    def entries_of(run):
         return [
             observations.scales_entry(
-                observations.time_scales(run, row, share), run.metrics["step"]
+                observations.time_scales(run, row, share), run["step"].values
             )
             for row in range(len(arms))
             for share in observations.SHARES.values()
@@ -144,30 +149,29 @@ def test_verdicts_of_committed_runs_survive_another_rounding(name):
         return values * (1 + 1e-6 * rng.uniform(-1, 1, values.shape))
 
     names = ("attention_drift", "train_loss", "heldout_kl")
-    firsts = [entry["first"] for entry in entries(run)]
+    firsts = [entry["first"] for entry in entries_of(run)]
     for _ in range(10):
-        metrics = run.metrics | {n: shaken(run.metrics[n]) for n in names}
-        again = entries(run._replace(metrics=metrics))
+        again = entries_of(changed(run, {n: shaken(run[n].values) for n in names}))
         assert [entry["first"] for entry in again] == firsts
 
 
 def test_the_three_observations(run):
-    sgd, norm, _ = (run.summary["observations"][arm] for arm in ARMS)
+    sgd, norm, _ = (run.attrs["summary"]["observations"][arm] for arm in ARMS)
     assert sgd["loss_rises"]["mean"] == 1
     assert sgd["loss_roughness"]["mean"] == pytest.approx(2)
     assert norm["loss_rises"]["mean"] == 0
     assert norm["loss_roughness"]["mean"] == pytest.approx(1)
-    shares = run.metrics["path_share"] - run.metrics["readout_walk_share"]
+    shares = run["path_share"].values - run["readout_walk_share"].values
     assert sgd["above_readout_walk"]["mean"] == pytest.approx(shares[0].mean())
     assert sgd["relative_entropy_start"]["mean"] == pytest.approx(0.7)
     assert sgd["relative_entropy_end"]["mean"] == pytest.approx(0.2)
     against = norm["against_baseline"]["path_share"]
-    difference = run.metrics["path_share"][1] - run.metrics["path_share"][0]
+    difference = run["path_share"].values[1] - run["path_share"].values[0]
     assert against["mean"] == pytest.approx(difference.mean())
 
 
 def test_gate_and_spread_multiply_to_the_score_gradient(run):
-    slowed = run.summary["observations"]["sgd"]["log_ratio"]
+    slowed = run.attrs["summary"]["observations"]["sgd"]["log_ratio"]
     found = {name: 2 ** (entry["mean"] / np.log(2)) for name, entry in slowed.items()}
     assert found["gate"] == pytest.approx(1 / 2)
     assert found["advantage_spread"] == pytest.approx(1 / 8)
@@ -175,40 +179,40 @@ def test_gate_and_spread_multiply_to_the_score_gradient(run):
 
 
 def test_the_report_opens_with_who_was_first(run):
-    text = report.opening(run.summary)
+    text = head_report.opening(run.attrs["summary"])
     assert "held by sgd (4 [3.5, 8]; 4 [3.5, 8]); reversed by layer_norm (0.25" in text
-    found = run.summary["observations"]
+    found = run.attrs["summary"]["observations"]
     assert found["layer_norm"]["differs_in"] == "value_norm 1"
     assert found["random_frame"]["differs_in"] == "routing_rate 0"
     assert "differs_in" not in found["sgd"]
 
 
 def test_with_fresh_sequences_the_held_out_loss_counts(run):
-    config = run.config | {"config": run.config["config"] | {"fresh": True}}
-    found = observations.numbers(run._replace(config=config))
+    config = run.attrs["config"] | {"fresh": True}
+    found = observations.numbers(run.assign_attrs(config=config))
     assert (found["loss_rises"] == 0).all()  # it is 1 everywhere
 
 
 def test_a_seed_that_diverged_is_left_out(run):
-    metrics = {name: array.copy() for name, array in run.metrics.items()}
+    metrics = {name: array.values.copy() for name, array in run.items()}
     metrics["diverged_step"][0, 2] = 5
-    found = observations.numbers(run._replace(metrics=metrics))
+    found = observations.numbers(changed(run, metrics))
     assert all(np.isnan(values[0, 2]) for values in found.values())
-    times = observations.time_scales(run._replace(metrics=metrics), 0, 0.5)
+    times = observations.time_scales(changed(run, metrics), 0, 0.5)
     assert np.isnan(times.frame[2])
     assert np.isfinite(np.delete(times.frame, 2)).all()
 
 
 def test_numbers_behind_frame_gate_and_arrival(run):
-    frame = run_figures.frame_data(run)
+    frame = head_figures.frame_data(run)
     np.testing.assert_allclose(frame["sgd"].left["frame"].middle, np.arange(11) < 2)
     assert frame["sgd"].half == {"frame": 2, "precision": 8, "root": 8}
     assert np.isnan(frame["random_frame"].left["frame"].middle).all()
-    gate = run_figures.gate_data(run)["sgd"]
+    gate = head_figures.gate_data(run)["sgd"]
     product = gate["gate"].middle * gate["advantage_spread"].middle
     np.testing.assert_allclose(gate["score_gradient"].middle, product)
     assert gate["gate"].middle[-1] == pytest.approx(0.5)
-    arrival = run_figures.arrival_data(run, "train_loss")
+    arrival = head_figures.arrival_data(run, "train_loss")
     np.testing.assert_array_equal(arrival["sgd"].middle, np.arange(11) >= 8)
     np.testing.assert_array_equal(arrival["layer_norm"].middle, np.arange(11) >= 2)
     assert (arrival["random_frame"].middle == 0).all()
@@ -223,11 +227,11 @@ def test_numbers_behind_the_maps(run):
     seen = snapshots.snapshots(run)
     assert seen.by_label
     assert (np.diff(seen.label) >= 0).all()
-    order = np.argsort(run.metrics["target"][0, 0, 0], kind="stable")
+    order = np.argsort(run["target"].values[0, 0, 0], kind="stable")
     arm, step, i, j = 1, 4, 2, 3
     query, source = order[i], order[j]
     weight, value, upstream = (
-        run.metrics[n][arm, 0, step].astype(float)
+        run[n].values[arm, 0, step].astype(float)
         for n in ("attention", "value", "upstream")
     )
     assert seen.relative[arm, step, i, j] == pytest.approx(
@@ -282,7 +286,7 @@ def test_an_arm_that_diverged_or_stands_still_has_no_say(run):
 def test_more_labels_than_colours_have_colours_of_their_own(run):
     seen = snapshots.snapshots(run)
     many = seen._replace(label=np.arange(16))
-    assert len(set(snapshots._position_colours(many))) == 16
+    assert len(set(snapshots.position_colours(many))) == 16
 
 
 def test_the_animation_has_a_frame_for_each_snapshot(run, tmp_path):

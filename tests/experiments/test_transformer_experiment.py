@@ -2,28 +2,35 @@
 
 import json
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from engines import advance_all, build
+from fake_runs import write_records
 from ml_collections import ConfigDict
 
-from jaxattn.analysis import observations, runs, tunnel_report
-from jaxattn.cli import launch
-from jaxattn.engine import sweep
-from jaxattn.experiments import config as config_lib
-from jaxattn.experiments import wind_tunnel
+from jaxattn import experiments, runs, tasks
+from jaxattn.analysis import findings, layer_curves, layers, observations
+from jaxattn.engine import rounds, training
+from jaxattn.experiments import layered
+from jaxattn.experiments import transformer as kind
+from jaxattn.experiments.experiment import draw_several
+from jaxattn.fields import ConfigError
+from jaxattn.measures import layers as measured_layers
+from jaxattn.measures import scores
 from jaxattn.models import transformer
-from jaxattn.tasks import catalogue
+from jaxattn.runs import checkpoints, weights
 from jaxattn.theory import attention
-from jaxattn.views import tunnel_figures
+from jaxattn.views import layers_figures, layers_report
 
 SEEDS = 3  # of which two train at once
 
 
 def tiny_config(**changes):
     """Two layers, one layer, none; in another order than the alphabet's."""
-    config = config_lib.load("configs/hmm.py:smoke")
+    config = experiments.load("configs/hmm.py:smoke").config
     arm = config.arms.transformer.to_dict()
     small = {
         "seeds": SEEDS,
@@ -31,8 +38,8 @@ def tiny_config(**changes):
         "eval_every": 2,
         "batch_size": 3,
         "heldout": 6,
-        "probe": 2,
-        "stretch": 2.0,
+        "analysed_sequences": 2,
+        "eval_length_factor": 2.0,
         "task.num_states": 2,
         "task.num_symbols": 2,
         "task.num_observations": 3,
@@ -48,7 +55,7 @@ def tiny_config(**changes):
         {
             "transformer": arm,
             "bare": {
-                "schedule": "em",
+                "algorithm": "em",
                 "optimizer": "sgd",
                 "m_step": "gradient",
                 "order": "alternating",
@@ -64,13 +71,9 @@ def tiny_config(**changes):
     )
     with config.ignore_type():
         config.update_from_flattened_dict(small | changes)
-    config_lib.check(config)
+    if config.get("claims"):
+        del config.claims
     return config
-
-
-def build(config, workers=2):
-    plan = sweep.plan(config, jax.devices()[:1], workers=workers)
-    return sweep.build(config, plan, keep_weights=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,115 +85,101 @@ def _standard_promotion():
 
 @pytest.fixture(scope="module")
 def program():
-    return build(tiny_config())
+    experiment = experiments.resolve(tiny_config())
+    return build(experiment, workers=2, keep_weights=True)
 
 
 @pytest.fixture(scope="module")
 def result(program):
-    carry = sweep.start()
-    while not sweep.is_done(program.config, carry):
-        carry = sweep.advance(program, carry)
-    return sweep.finish(program, carry)
+    return advance_all(program, rounds.start())
 
 
 @pytest.fixture(scope="module")
-def run(result, tmp_path_factory):
+def run(program, result, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    found = runs.write_metrics(folder, tiny_config(), result)
-    return summarised(found)
+    return summarised(write_records(folder, program.experiment, result))
 
 
 # --- the sweep
 
 
 def test_a_run_in_the_middle_goes_on_with_the_same_bits(program, result, tmp_path):
-    config, carry = program.config, sweep.start()
+    carry = rounds.start()
     while not (carry.done and carry.rounds and carry.rounds[0].step > 0):
-        carry = sweep.advance(program, carry)
-    runs.save_checkpoint(tmp_path, config, sweep.collect(program, carry), 1.0)
-    carry, _ = runs.resumed(program, runs.read_checkpoint(tmp_path))
-    while not sweep.is_done(config, carry):
-        carry = sweep.advance(program, carry)
-    again = sweep.finish(program, carry)
-    for part in ("curves", "traits"):
-        for name, values in getattr(result.kept, part).items():
-            np.testing.assert_array_equal(getattr(again.kept, part)[name], values)
-    weights = jax.tree.leaves(result.kept.weights)
-    for one, other in zip(weights, jax.tree.leaves(again.kept.weights), strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert len(one) == SEEDS
-
-
-def test_weights_are_kept_or_not_as_the_run_was_begun(program, tmp_path):
-    carry = sweep.start()
-    while not carry.done:
-        carry = sweep.advance(program, carry)
-    runs.save_checkpoint(tmp_path, program.config, sweep.collect(program, carry), 1.0)
-    content = runs.read_checkpoint(tmp_path)
+        carry = rounds.advance(program, carry)
+    record = training.recorded(program.experiment)
+    training.keep(program, record, tmp_path, carry, 1.0)
+    content = checkpoints.read(tmp_path)
+    carry, _ = training.resumed(program, content)
+    again = advance_all(program, carry)
+    jax.tree.map(np.testing.assert_array_equal, again, result)
+    assert {len(leaf) for leaf in jax.tree.leaves(again.weights)} == {SEEDS}
     with pytest.raises(runs.RunError, match="finished with them"):
-        runs.resumed(program._replace(keeps_weights=False), content)
+        training.resumed(program._replace(keeps_weights=False), content)
 
 
 def test_every_array_has_its_axes_named_and_nothing_diverged(run):
-    coordinates = run.axes["coordinates"]
-    assert (run.metrics["diverged_step"] == -1).all()
-    for name, values in run.metrics.items():
-        names = run.axes["axes"][name]
-        assert len(names) == values.ndim, name
-        for axis, size in zip(names, values.shape, strict=True):
-            if axis in coordinates:
-                assert len(coordinates[axis]) == size, (name, axis)
-    named = {name for name in wind_tunnel.AXES if name in run.metrics}
-    assert named == set(wind_tunnel.AXES)
+    assert (run["diverged_step"] == -1).all()
+    named = {name for name in layered.AXES if name in run}
+    assert named == set(layered.AXES)
+    assert run.attention_map.dims == (
+        *("arm", "seed", "layer", "head", "query_position", "source_position"),
+    )
 
 
 def test_what_an_arm_has_not_is_not_made_up(run):
     """Arms: two layers of two heads, none at all, one layer without an MLP."""
-    entropy = np.isfinite(run.metrics["relative_entropy"][:, 0, -1])
+    entropy = np.isfinite(run["relative_entropy"].values[:, 0, -1])
     np.testing.assert_array_equal(
         entropy, [[[1, 1], [1, 1]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]
     )
-    streams = np.isfinite(run.metrics["belief_read_out"][:, 0, -1])
+    streams = np.isfinite(run["belief_read_out"].values[:, 0, -1])
     np.testing.assert_array_equal(streams, [[1, 1, 1], [1, 1, 1], [1, 1, 0]])
     # An MLP without attention has nothing taken out.
-    mlps = np.isfinite(run.metrics["mlp_zeroed_kl_bits"][:, 0])
+    mlps = np.isfinite(run["mlp_zeroed_kl_bits"].values[:, 0])
     np.testing.assert_array_equal(mlps, [[1, 1], [0, 0], [0, 0]])
-    assert not tunnel_report.attends(run, 1)
+    assert not layer_curves.attends(run, 1)
 
 
 def test_arms_of_one_architecture_start_alike_and_others_do_not(run):
-    start = run.metrics["heldout_kl_bits"][:, :, 0]
+    start = run["heldout_kl_bits"].values[:, :, 0]
     assert (np.abs(start[0] - start[2]) > 1e-6).all()
-    assert (run.metrics["attention_drift"][0, :, -1] == 0).all()
-    assert (run.metrics["attention_drift"][0, :, 0] > 0).all()
+    assert (run["attention_drift"].values[0, :, -1] == 0).all()
+    assert (run["attention_drift"].values[0, :, 0] > 0).all()
 
 
 def trained(program):
     """The trained parameters of the first seed, and its held-out sequences."""
-    config, carry = program.config, sweep.start()
-    while not carry.rounds or carry.rounds[0].step + config.eval_every < config.steps:
-        carry = sweep.advance(program, carry)
-    ids = np.arange(program.plan.slots, dtype=np.uint32)
+    experiment, carry = program.experiment, rounds.start()
+    last = experiment.steps - experiment.eval_every
+    while not carry.rounds or carry.rounds[0].step < last:
+        carry = rounds.advance(program, carry)
     round_ = carry.rounds[0]
-    problems, _ = program.begin(tuple(ids))
-    one = jax.tree.map(lambda leaf: leaf[0], problems)
-    params = jax.tree.map(lambda leaf: leaf[0], round_.states["transformer"].params)
-    index = int(np.searchsorted(sweep.evaluation_steps(config), round_.step))
-    kept = round_.kept.curves
-    found = {name: curve[0, 0, index] for name, curve in kept.items()}
-    return params, one, found
+    problem, params = jax.tree.map(
+        lambda leaf: leaf[0],
+        (round_.problems[0], round_.states["transformer"][0].params),
+    )
+    index = int(np.searchsorted(experiment.evaluation_steps(), round_.step))
+    curves = round_.records.curves
+    found = {name: curve[0, 0, index] for name, curve in curves.items()}
+    return params, problem, found
+
+
+def architecture(program, arm="transformer"):
+    (own,) = (a.reading for a in program.experiment.arms if a.name == arm)
+    return own
 
 
 def test_metrics_are_those_worked_out_by_hand(program):
-    config = program.config
+    config = program.experiment.config
     params, problem, found = trained(program)
-    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
+    model = architecture(program)
     batch, log_bayes = problem.heldout, np.asarray(problem.log_bayes_heldout)
     apply = jax.jit(jax.vmap(lambda x: transformer.apply(model, params, x)))
     activations = apply(batch.inputs)
     log_p = np.asarray(jax.nn.log_softmax(activations.logit))
     scored = np.asarray(batch.weights[0]) > 0
-    assert scored.sum() == config.task.num_observations
+    assert scored.sum() == config["task"]["num_observations"]
     beta, p = np.exp(log_bayes[:, scored]), np.exp(log_p[:, scored])
     log_beta, log_p = np.log2(beta), np.log2(p)
     np.testing.assert_allclose(
@@ -219,16 +208,12 @@ def test_metrics_are_those_worked_out_by_hand(program):
         np.take_along_axis(beta, p.argmax(axis=2)[:, :, None], 2).mean(), rel=1e-4
     )
 
-    assert wind_tunnel._bayes_accuracy(
-        problem.log_bayes_heldout[0], batch.targets[0], batch.weights[0]
-    ) == pytest.approx(beta[0].max(axis=1).mean(), rel=1e-5)
-
     # Attention of the probes, head by head, with the keys that they share.
     mask = attention.causal_mask(batch.inputs.shape[1])
     for layer, heads in enumerate(activations.heads):
         for head in range(model.heads):
             entropies = []
-            for n in range(config.probe):
+            for n in range(config["analysed_sequences"]):
                 a = attention.weights(
                     attention.scores(heads.query[n, :, head], heads.key[n, :, 0]), mask
                 )
@@ -240,21 +225,32 @@ def test_metrics_are_those_worked_out_by_hand(program):
             )
 
 
-@pytest.mark.slow
-def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
-    runs.write_weights(run.path, result)
-    config = program.config
-    params = runs.load_weights(run.path, "transformer", 1)
-    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
-    task = catalogue.TASKS["hmm"].build(config.task, jax.random.key(0))
-    key = sweep.stream(jax.random.fold_in(jax.random.key(config.seed), 1), "eval")
-    batch, log_bayes = wind_tunnel.heldout(config, task, key)
-    logit = wind_tunnel._apply(model, params, batch.inputs).logit
-    kl = wind_tunnel._scores(logit, batch, log_bayes)["kl"]
-    found = run.select("heldout_kl", arm="transformer", seed=1, eval=config.steps)
-    assert float(kl) == pytest.approx(float(found), rel=1e-4)
+def test_the_accuracy_of_bayes_is_that_of_its_likeliest_state(program, run):
+    _, problem, _ = trained(program)
+    scored = np.asarray(problem.heldout.weights) > 0
+    likeliest = np.exp(np.asarray(problem.log_bayes_heldout)).max(axis=2)
+    expected = likeliest[scored].mean()
+    assert run.bayes_accuracy.values[0, 0] == pytest.approx(expected, rel=1e-5)
 
-    whole = result.kept.weights["transformer"]
+
+def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
+    path, experiment = Path(run.attrs["path"]), program.experiment
+    weights.write_weights(path, result.weights)
+    params = runs.load_weights(path, "transformer", 1)
+    problem = jax.jit(lambda n: experiment.draw(experiment.seed_key(n)))(1)
+    model = architecture(program)
+
+    @jax.jit
+    def kl_of(params):
+        apply = jax.vmap(lambda x: transformer.apply(model, params, x).logit)
+        batch, log_bayes = problem.heldout, problem.log_bayes_heldout
+        found = jax.vmap(scores.scores)(apply(batch.inputs), batch, log_bayes)
+        return found["kl"].mean()
+
+    found = run.heldout_kl.sel(arm="transformer", seed=1, step=experiment.steps)
+    assert float(kl_of(params)) == pytest.approx(float(found), rel=1e-4)
+
+    whole = result.weights["transformer"]
     block = whole["blocks"][1] | {"mlp": {"up": whole["blocks"][0]["mlp"]["up"]}}
     wider = jax.tree.map(lambda leaf: np.repeat(leaf, 2, axis=-1), whole)
     for wrong, said in (
@@ -265,35 +261,29 @@ def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
         ),
         (wider, r"unembed\.kernel is \(8, 4\), not \(8, 2\)"),
     ):
-        kept = result.kept._replace(weights={"transformer": wrong})
-        runs.write_weights(run.path, result._replace(kept=kept))
+        weights.write_weights(path, {"transformer": wrong})
         with pytest.raises(runs.RunError, match=said):
-            runs.load_weights(run.path, "transformer", 0)
-    with pytest.raises(runs.RunError, match="seed='7'"):
-        runs.load_weights(run.path, "transformer", 7)
-    (run.path / "weights.msgpack").write_bytes(b"half of it")
+            runs.load_weights(path, "transformer", 0)
+    with pytest.raises(runs.RunError, match=r"seed=7: not in run .* one of 0, 1, 2"):
+        runs.load_weights(path, "transformer", 7)
+    (path / "weights.msgpack").write_bytes(b"half of it")
     with pytest.raises(runs.RunError, match="cannot be read"):
-        runs.load_weights(run.path, "transformer", 0)
+        runs.load_weights(path, "transformer", 0)
 
 
-@pytest.mark.slow
-def test_dropout_is_for_training_alone(run):
-    del run
-    config = tiny_config()
-    structure = config_lib.structure(
-        ConfigDict(config.arms.transformer.to_dict() | {"dropout_rate": 0.5})
-    )
-    assert config_lib.architecture(config, structure).dropout_rate == 0.5
-    assert wind_tunnel.reading(config, structure).dropout_rate == 0
-    batch = sweep.draw_batch(config, np.uint32(0), 0)
-    params = wind_tunnel.init(config, structure, jax.random.key(0))
-    schedule = wind_tunnel.schedule(
-        config, structure, config_lib.rates(config.arms.transformer)
-    )
-    step = jax.jit(schedule.step)
+def test_dropout_is_for_training_alone():
+    config = tiny_config(run_arms=("transformer",))
+    config.unlock().arms.transformer.dropout_rate = 0.5
+    experiment = experiments.resolve(config)
+    (arm,) = experiment.arms
+    assert arm.reading.dropout_rate == 0
+    assert ("dropout_rate", 0.5) in arm.program
+    key = experiment.seed_key(0)
+    problem = experiment.draw(key)
+    algorithm = arm.algorithm(arm.rates)
+    state, step = algorithm.init(arm.start(key)), jax.jit(algorithm.step)
     found = {
-        float(step(schedule.init(params), batch, jax.random.key(n))[1].loss)
-        for n in range(3)
+        float(step(state, problem.train, jax.random.key(n))[1].loss) for n in range(3)
     }
     assert len(found) == 3
 
@@ -303,27 +293,22 @@ def test_dropout_is_for_training_alone(run):
 
 @pytest.mark.parametrize("name", ["bijection", "hmm", "recall"])
 def test_scored_positions_are_those_with_a_weight(name):
-    config = config_lib.load(f"configs/{name}.py:smoke")
-    config_lib.check(config)
-    fields = config_lib.stretched(config)
-    task = catalogue.TASKS[config.task.name].build(fields, jax.random.key(0))
-    batch = jax.jit(lambda key: wind_tunnel._several(task, key, 5))(jax.random.key(1))
-    place = np.asarray(wind_tunnel._scored(config, batch, fields))
-    for row, weights in zip(place, np.asarray(batch.weights), strict=True):
-        np.testing.assert_array_equal(row, np.flatnonzero(weights))
+    config = experiments.load(f"configs/{name}.py:smoke").config
+    spec = tasks.SPECS[name]
+    fields = kind.longest(spec, config.task.to_dict(), config.eval_length_factor)
+    task = spec.build(fields, jax.random.key(0))
+    draw = jax.jit(lambda key: draw_several(task.sample, key, 5))
+    found = np.asarray(draw(jax.random.key(1)).weights)
+    assert (found > 0).sum(axis=1).tolist() == [spec.transformer.scored(fields)] * 5
 
 
 @pytest.mark.parametrize("name", ["bijection", "hmm", "recall"])
 def test_baselines_are_of_as_many_parameters(name):
     for variant in ("", ":paper"):
-        config = config_lib.load(f"configs/{name}.py{variant}")
-        config_lib.check(config)
-        sizes = {
-            arm: transformer.size(
-                config_lib.architecture(config, config_lib.structure(config.arms[arm]))
-            )
-            for arm in config.arms
-        }
+        config = experiments.load(f"configs/{name}.py{variant}").config
+        config.run_arms = tuple(config.arms)
+        arms = experiments.resolve(config).arms
+        sizes = {arm.name: transformer.size(arm.reading) for arm in arms}
         for arm in {"mlp", "history_mlp", "gru"} & sizes.keys():
             assert abs(sizes[arm] / sizes["transformer"] - 1) < 0.1, (variant, arm)
 
@@ -331,7 +316,8 @@ def test_baselines_are_of_as_many_parameters(name):
 def test_sizes_are_those_of_the_companion_paper():
     """As in arXiv 2512.22471."""
     bijection, hmm = (
-        config_lib.load(f"configs/{name}.py:paper") for name in ("bijection", "hmm")
+        experiments.load(f"configs/{name}.py:paper").config
+        for name in ("bijection", "hmm")
     )
     assert (bijection.task.num_symbols, bijection.model.width) == (20, 192)
     assert (bijection.model.depth, bijection.model.heads) == (6, 6)
@@ -344,14 +330,14 @@ def test_sizes_are_those_of_the_companion_paper():
 
 
 def test_the_report_says_what_the_arrays_say(run):
-    summary = json.loads(json.dumps(run.summary, allow_nan=False))
+    summary = json.loads(json.dumps(run.attrs["summary"], allow_nan=False))
     entry = summary["arms"]["transformer"]
-    kl = run.metrics["heldout_kl_bits"][0, :, -1]
+    kl = run["heldout_kl_bits"].values[0, :, -1]
     assert entry["heldout_kl_bits"]["mean"] == pytest.approx(kl.mean())
     over = summary["arms"]["mlp"]["log_kl_over_baseline"]["mean"]
-    others = run.metrics["heldout_kl_bits"][1, :, -1]
+    others = run["heldout_kl_bits"].values[1, :, -1]
     assert over == pytest.approx(np.log(others / kl).mean(), rel=1e-4)
-    long_kl = run.metrics["long_kl_bits"][0]
+    long_kl = run["long_kl_bits"].values[0]
     assert long_kl.shape == (SEEDS, 6)
     assert list(entry["longer"]) == ["1", "1.5", "2"]
     assert entry["longer"]["1.5"]["mean"] == pytest.approx(long_kl[:, :4].mean())
@@ -360,25 +346,28 @@ def test_the_report_says_what_the_arrays_say(run):
     assert len(summary["arms"]["bare"]["geometry"]["entropy_axis"]["end"]) == 1
     assert "geometry" not in summary["arms"]["mlp"]
     assert "mlp_zeroed" not in summary["arms"]["bare"]["ablation"]
-    text = tunnel_report.markdown(run.summary, {"figures/curves.png": "Curves."})
+    text = layers_report.markdown(
+        run.attrs["summary"], {"figures/curves.png": "Curves."}
+    )
     assert f"{entry['parameters']:,}" in text
     assert "cannot be asked" in text  # one layer sharpens nothing
     assert all(
-        len(line) <= 80 for line in tunnel_report.terminal(run.summary).split("\n")
+        len(line) <= 80
+        for line in layers_report.terminal(run.attrs["summary"]).split("\n")
     )
 
 
 def made_up(run, **metrics):
     """The run with numbers put in place of its own."""
     changed = {
-        name: np.broadcast_to(values, run.metrics[name].shape).astype(np.float32)
+        name: np.broadcast_to(values, run[name].shape).astype(np.float32)
         for name, values in metrics.items()
     }
-    return run._replace(metrics=run.metrics | changed)
+    return run.assign({name: (run[name].dims, a) for name, a in changed.items()})
 
 
 def verdicts(run):
-    found = [tunnel_report._judged(a) for a in tunnel_report.answers(run, 0)]
+    found = [findings.judged_entry(f) for f in findings.findings_of(run, 0)]
     return {answer["claim"]: answer["verdict"] for answer in found}
 
 
@@ -430,7 +419,7 @@ def test_heads_share_the_work_unless_one_does_it(run, single, together, share, v
         head_averaged_kl_bits=damage,
         heads_averaged_kl_bits=np.full((3, SEEDS, 2), together),
     )
-    shares = tunnel_report.largest_shares(found, 0)
+    shares = findings.largest_shares(found, 0)
     expected = np.nan if share is None else share
     np.testing.assert_allclose(shares, expected, atol=1e-6)
     assert verdicts(found).get("heads share the work") == verdict
@@ -443,36 +432,29 @@ def test_to_become_unsure_is_no_precision(run):
     found = made_up(
         run, heldout_kl=kl, bayes_predictive_entropy=np.full((3, SEEDS), 0.3)
     )
-    curves = tunnel_report.settling(found).metrics["heldout_kl"]
+    curves = layer_curves.settling(found)["heldout_kl"].values
     np.testing.assert_allclose(curves[0, 0], [nothing, nothing - 0.1, 0], rtol=1e-5)
-    times = observations.time_scales(tunnel_report.settling(found), 0, 0.5)
+    times = observations.time_scales(layer_curves.settling(found), 0, 0.5)
     assert (times.precision == 4).all()  # and not 2, where chance is just passed
 
 
 def part_of(run, arms):
     """The run as if only these arms had run, with a report of its own."""
-    config = run.config["config"]
-    rows = [config["run_arms"].index(arm) for arm in arms]
-    metrics = {
-        name: values[rows] if run.axes["axes"][name][0] == "arm" else values
-        for name, values in run.metrics.items()
-    }
-    config = run.config | {"config": config | {"run_arms": list(arms)}}
-    found = run._replace(config=config, metrics=metrics)
-    return summarised(found)
+    config = run.attrs["config"] | {"run_arms": list(arms)}
+    return summarised(run.sel(arm=list(arms)).assign_attrs(config=config))
 
 
 def summarised(run):
     wall = {"compile": 1.0, "run": 1.0}
-    return run._replace(summary=tunnel_report.summarise(run, wall))
+    return run.assign_attrs(summary=layers.summarise(run, wall))
 
 
 def written(run, folder):
     """All that is written of a run; that it can be is what is tested."""
-    drawn = tunnel_figures.draw(run, folder)
-    json.dumps(run.summary, allow_nan=False)
-    tunnel_report.terminal(run.summary)
-    return tunnel_report.markdown(run.summary, drawn)
+    drawn = layers_figures.draw(run, folder)
+    json.dumps(run.attrs["summary"], allow_nan=False)
+    layers_report.terminal(run.attrs["summary"])
+    return layers_report.markdown(run.attrs["summary"], drawn)
 
 
 def test_without_attention_there_is_a_report_all_the_same(run, tmp_path):
@@ -484,9 +466,8 @@ def test_without_attention_there_is_a_report_all_the_same(run, tmp_path):
 def test_a_seed_that_diverged_is_left_out_everywhere(run, tmp_path):
     since = np.full((3, SEEDS), -1)
     since[0, 0] = 2
-    metrics = run.metrics | {"diverged_step": since}
-    one = summarised(run._replace(metrics=metrics))
-    entry = one.summary["arms"]["transformer"]
+    one = summarised(run.assign(diverged_step=(("arm", "seed"), since)))
+    entry = one.attrs["summary"]["arms"]["transformer"]
     assert entry["heldout_kl_bits"]["n"] == SEEDS - 1
     assert entry["longer"]["2"]["n"] == SEEDS - 1
     assert entry["geometry"]["key_orthogonality"]["end"][0]["n"] == SEEDS - 1
@@ -494,23 +475,20 @@ def test_a_seed_that_diverged_is_left_out_everywhere(run, tmp_path):
     assert "transformer, seed 1." in written(one, tmp_path / "one")
 
     since = np.where(np.arange(3)[:, None] == 0, 2, since)
-    every = summarised(run._replace(metrics=metrics | {"diverged_step": since}))
-    assert every.summary["arms"]["transformer"]["heldout_kl_bits"]["mean"] is None
+    every = summarised(run.assign(diverged_step=(("arm", "seed"), since)))
+    assert (
+        every.attrs["summary"]["arms"]["transformer"]["heldout_kl_bits"]["mean"] is None
+    )
     written(every, tmp_path / "every")
 
 
 def test_pictures_are_drawn_and_named(run, tmp_path):
-    drawn = tunnel_figures.draw(run, tmp_path)
+    drawn = layers_figures.draw(run, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == set(drawn)
     assert set(drawn) >= {"manifold.png", "ablation.png", "attention.png", "longer.png"}
-    data = tunnel_figures.position_data(run, "position_kl_bits")
-    mean = run.metrics["position_kl_bits"][1, :, -1].mean(axis=0)
+    data = layers_figures.position_data(run, "position_kl_bits")
+    mean = run["position_kl_bits"].values[1, :, -1].mean(axis=0)
     np.testing.assert_allclose(data["mlp"].middle, mean, rtol=1e-5)
-
-
-def test_a_run_is_read_by_what_its_config_is():
-    tables, pictures = launch._readers(tiny_config().to_dict())
-    assert (tables, pictures) == (tunnel_report, tunnel_figures)
 
 
 def test_em_and_two_timescale_are_for_attention_alone():
@@ -518,18 +496,21 @@ def test_em_and_two_timescale_are_for_attention_alone():
     config.arms.bare.kind = "gru"
     del config.arms.bare.mlp_width
     config.arms.bare.positions = "none"
-    with pytest.raises(config_lib.ConfigError, match=r"arms\.bare\.schedule='em'"):
-        config_lib.check(config)
+    with pytest.raises(ConfigError, match=r"arms\.bare\.algorithm='em': must be"):
+        experiments.check(config)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"arms.mlp.heads": 2}, r"arms\.mlp\.heads=2: no such field for a mlp"),
-        ({"stretch": 1.01}, r"stretch=1.01: makes no longer sequences"),
-        ({"arms.mlp.kind": "history_mlp"}, r"arms\.mlp\.kind='history_mlp': allowed"),
-        ({"model.kv_heads": 3}, r"model\.kv_heads=3: allowed: a divisor of heads"),
-        ({"probe": 7}, r"probe=7: allowed: a whole number from 1 to 6"),
+        (
+            {"eval_length_factor": 1.01},
+            r"eval_length_factor=1.01: makes no longer sequences",
+        ),
+        ({"arms.mlp.kind": "history_mlp"}, r"arms\.mlp\.kind='history_mlp': must"),
+        ({"model.kv_heads": 3}, r"model\.kv_heads=3: must be a divisor of heads"),
+        ({"analysed_sequences": 7}, r"analysed_sequences=7: must be an integer from 1"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message):
@@ -537,29 +518,28 @@ def test_what_does_not_fit_together_is_refused(changes, message):
     with config.ignore_type(), config.unlocked():
         for name, value in changes.items():
             config.update_from_flattened_dict({name: value})
-    with pytest.raises(config_lib.ConfigError, match=message):
-        config_lib.check(config)
+    with pytest.raises(ConfigError, match=message):
+        experiments.check(config)
 
 
-@pytest.mark.slow
 def test_equal_tokens_count_once_among_keys(program):
     """Of a header in which one number stands everywhere there is no pair of keys."""
-    config = program.config
-    model = wind_tunnel.reading(config, config_lib.structure(config.arms.transformer))
-    params = wind_tunnel.init(
-        config, config_lib.structure(config.arms.transformer), jax.random.key(0)
-    )
-    task = catalogue.TASKS["hmm"].build(config.task, jax.random.key(0))
-    batch = wind_tunnel._several(task, jax.random.key(1), config.heldout)
+    model, fields = architecture(program), program.experiment.config["task"]
+    params = transformer.init(model, jax.random.key(0))
+    spec = tasks.SPECS["hmm"]
+    task = spec.build(fields, jax.random.key(0))
+    batch = draw_several(task.sample, jax.random.key(1), 2)
 
+    @jax.jit
     def orthogonality(tokens):
-        changed = batch._replace(inputs=tokens)
-        activations = wind_tunnel._apply(model, params, tokens)
-        found = wind_tunnel._of_keys(config, activations, changed, jax.random.key(2), 2)
-        return np.asarray(found["key_orthogonality"][""])
+        activations = jax.vmap(lambda x: transformer.apply(model, params, x))(tokens)
+        heads = measured_layers.by_head(activations.heads)
+        key, which = jax.random.key(2), spec.transformer.keys(fields)
+        found = measured_layers.of_keys(heads, tokens, which, key, 2)
+        return found["key_orthogonality"][""]
 
     inputs = np.array(batch.inputs)
-    header = inputs.shape[1] - config.task.num_observations
+    header = inputs.shape[1] - fields["num_observations"]
     inputs[:, :header] = 50
     assert np.isnan(orthogonality(inputs)).all()
     inputs[:, 1] = 30  # two kinds: one pair, whatever how often

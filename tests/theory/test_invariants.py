@@ -1,7 +1,6 @@
-"""What holds for every head, whatever the numbers: hypothesis looks for exceptions."""
+"""Invariants of every head, whatever the numbers: hypothesis searches exceptions."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +12,7 @@ from jaxattn.theory import attention, laws
 # Shapes are few, so that little is compiled; numbers are hypothesis's own.
 LENGTHS = st.sampled_from([1, 4])
 SIZES = st.sampled_from([1.0, 1e-6, 1e4])
+RATE = 0.5
 
 
 @st.composite
@@ -29,21 +29,37 @@ def heads(draw):
     return score, mask, numbers(sources, d_v), numbers(queries, d_v)
 
 
-def laws_of(score, mask, value, upstream):
-    weight = attention.weights(jnp.asarray(score), mask)
-    worth = laws.compatibility(jnp.asarray(upstream), jnp.asarray(value))
-    advantage = laws.advantage(weight, worth)
-    found = {
+@jax.jit
+def compiled_laws(score, mask, value, upstream):
+    weight = attention.weights(score, mask)
+    compatibility = laws.compatibility(upstream, value)
+    advantage = laws.advantage(weight, compatibility)
+    score_gradient = laws.score_gradient(weight, advantage)
+    motion = laws.score_motion(weight, advantage, RATE)
+    values = laws.value_motion(weight, upstream, RATE)
+    return {
         "weight": weight,
-        "compatibility": worth,
+        "compatibility": compatibility,
         "advantage": advantage,
-        "score_gradient": laws.score_gradient(weight, advantage),
-        "value_gradient": laws.value_gradient(weight, jnp.asarray(upstream)),
+        "score_gradient": score_gradient,
+        "value_gradient": laws.value_gradient(weight, upstream),
         "usage": laws.column_usage(weight),
-        "prototype": laws.prototype_signal(weight, jnp.asarray(upstream)),
+        "prototype": laws.prototype_signal(weight, upstream),
         "kernel": laws.overlap_kernel(weight),
+        "entropy": attention.attention_entropy(weight),
+        "entropy_slope": jax.grad(lambda a: attention.attention_entropy(a).sum())(
+            weight
+        ),
+        "score_motion": motion,
+        "weight_motion": laws.weight_motion(weight, motion),
+        "content_motion": laws.content_motion(weight, values),
+        "loss_change": laws.loss_change(score_gradient, motion),
+        "descent_loss_change": laws.descent_loss_change(score_gradient, RATE),
     }
-    return jax.tree.map(np.asarray, found)
+
+
+def laws_of(score, mask, value, upstream):
+    return jax.tree.map(np.asarray, compiled_laws(score, mask, value, upstream))
 
 
 def size(head):
@@ -63,16 +79,11 @@ def test_nothing_is_ever_nan(head):
     found = laws_of(*head)
     for name, array in found.items():
         assert np.isfinite(array).all(), name
-    blind = ~head[1].any(axis=1)
-    assert (found["weight"][blind] == 0).all()
-    assert (found["score_gradient"][blind] == 0).all()
-    entropy = attention.attention_entropy(found["weight"])
-    slope = jax.grad(lambda a: attention.attention_entropy(a).sum())(found["weight"])
-    assert np.isfinite(entropy).all()
-    assert np.isfinite(slope).all()
-    assert (np.asarray(entropy)[blind] == 0).all()
-    assert (entropy >= 0).all()
-    assert (entropy <= np.log(head[1].shape[1]) + 1e-12).all()
+    masked = ~head[1].any(axis=1)
+    for name in ("weight", "score_gradient", "entropy"):
+        assert (found[name][masked] == 0).all()
+    assert (found["entropy"] >= 0).all()
+    assert (found["entropy"] <= np.log(head[1].shape[1]) + 1e-12).all()
 
 
 @given(heads())
@@ -85,10 +96,10 @@ def test_score_gradient_rows_sum_to_zero(head):
 
 
 @given(heads())
-def test_usage_counts_the_queries_that_look_somewhere(head):
-    seeing = head[1].any(axis=1).sum()
+def test_usage_counts_the_queries_that_are_not_fully_masked(head):
+    queries = head[1].any(axis=1).sum()
     found = laws_of(*head)
-    assert float(found["usage"].sum()) == pytest.approx(seeing, abs=1e-12)
+    assert float(found["usage"].sum()) == pytest.approx(queries, abs=1e-12)
     assert (found["usage"][~head[1].any(axis=0)] == 0).all()
     np.testing.assert_allclose(
         found["usage"][:, None] * found["prototype"],
@@ -130,7 +141,7 @@ def test_permuting_sources_permutes_the_laws(head, random):
 @given(heads(), hnp.arrays(np.float64, 5, elements=st.integers(-1000, 1000)))
 def test_a_constant_on_a_row_of_scores_changes_nothing(head, constants):
     score, mask, value, upstream = head
-    score = np.round(score * 64) / 64  # so that adding a whole number is exact
+    score = np.round(score * 64) / 64  # so that adding an integer is exact
     shifted = score + constants[: len(score), None]
     found = laws_of(score, mask, value, upstream)
     moved = laws_of(shifted, mask, value, upstream)
@@ -139,22 +150,16 @@ def test_a_constant_on_a_row_of_scores_changes_nothing(head, constants):
 
 
 @given(heads())
-def test_motions_keep_what_they_must(head):
+def test_motions_keep_their_sums(head):
     found = laws_of(*head)
-    motion = laws.score_motion(found["weight"], found["advantage"], 0.5)
-    moved = laws.weight_motion(found["weight"], motion)
-    assert (np.abs(motion.sum(axis=1)) <= 1e-14 * size(head)).all()
-    assert (np.abs(moved.sum(axis=1)) <= 1e-14 * size(head)).all()
-    change = laws.descent_loss_change(found["score_gradient"], 0.5)
+    for name in ("score_motion", "weight_motion"):
+        assert (np.abs(found[name].sum(axis=1)) <= 1e-14 * size(head)).all()
+    change = found["descent_loss_change"]
     assert change <= 0
+    np.testing.assert_allclose(change, found["loss_change"], rtol=1e-12)
+    # The kernel gives the same as the values themselves.
     np.testing.assert_allclose(
-        change, laws.loss_change(found["score_gradient"], motion), rtol=1e-12
-    )
-    # The kernel says the same as the values themselves.
-    upstream = jnp.asarray(head[3])
-    values = laws.value_motion(found["weight"], upstream, 0.5)
-    np.testing.assert_allclose(
-        laws.content_motion(found["weight"], values),
-        -0.5 * found["kernel"] @ upstream,
+        found["content_motion"],
+        -RATE * found["kernel"] @ head[3],
         atol=1e-13 * (np.abs(head[3]).max() + 1e-300),
     )

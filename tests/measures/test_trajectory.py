@@ -31,7 +31,7 @@ def trail_of(params, steps, seed=0, scale=0.3):
 @functools.partial(jax.jit, static_argnames="value_norm")
 def look(trail, batch, value_norm=False):
     mask, key = attention.causal_mask(LENGTH), jax.random.key(0)
-    return trajectory.look(trail, batch, mask, key, value_norm=value_norm)
+    return trajectory.retrace(trail, batch, mask, key, value_norm=value_norm)
 
 
 @pytest.mark.parametrize("value_norm", [False, True])
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_each_query_s_own_loss(value_norm):
     assert set(seen.traits) == set(trajectory.TRAITS)
     mask = attention.causal_mask(LENGTH)
     at = jax.tree.map(lambda leaf: leaf[jnp.array([0, 3])], trail)
-    pictured = trajectory.picture(at, batch, mask, value_norm=value_norm)
+    pictured = trajectory.snapshots(at, batch, mask, value_norm=value_norm)
     assert set(pictured) == set(trajectory.SNAPSHOTS)
     for place, index in enumerate((0, 3)):
         now = jax.tree.map(lambda leaf, i=index: leaf[i], trail)
@@ -121,9 +121,9 @@ def test_values_that_stay_but_for_rounding_have_no_axes():
     w_o = jnp.asarray(rng.normal(size=(20, 4, 3)), jnp.float32)
     shares = jax.jit(trajectory._path_shares)
     still = shares(jnp.asarray(at * jitter, jnp.float32), w_o, jax.random.key(0))
-    assert not any(share.known for share in still)
+    assert not any(share.valid for share in still)
     assert all(share.value == 0 for share in still)
     slow = at + 1e-5 * np.cumsum(rng.normal(size=(20, 7, 4)), axis=0)
     moving = shares(jnp.asarray(slow, jnp.float32), w_o, jax.random.key(0))
-    assert all(share.known for share in moving)
+    assert all(share.valid for share in moving)
     assert all(0.5 <= share.value <= 1 for share in moving)

@@ -22,14 +22,14 @@ def random_problem(
     """Params, inputs and targets; drawn by NumPy, which compiles nothing."""
     rng = np.random.default_rng(seed)
 
-    def normal(*shape):
-        return jnp.asarray(rng.normal(size=shape), dtype)
+    def normal(*shape, scale=1.0):
+        return jnp.asarray(scale * rng.normal(size=shape), dtype)
 
     params = attention.Params(
-        scale * normal(d_x, d_k),
-        scale * normal(d_x, d_k),
-        scale * normal(d_x, d_v),
-        scale * normal(d_v, num_classes),
+        normal(d_x, d_k, scale=scale),
+        normal(d_x, d_k, scale=scale),
+        normal(d_x, d_v, scale=scale),
+        normal(d_v, num_classes, scale=scale),
         normal(num_classes) if bias else None,
     )
     inputs = normal(length, d_x)

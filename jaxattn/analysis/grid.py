@@ -18,7 +18,7 @@ BASELINE = "sgd"
 
 
 class Contender(NamedTuple):
-    """An algorithm on one sequence, or on fresh ones, and the points that are its own."""
+    """An algorithm on one sequence, or on fresh ones, and its points of the grid."""
 
     name: str
     regime: str  # "one" sequence, or "fresh" ones

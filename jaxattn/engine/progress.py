@@ -127,8 +127,8 @@ class Signals:
             threading.Thread(target=do, daemon=True).start()
             return future.result()
 
-    def _keep(self, number: int, frame) -> None:
-        del number, frame
+    def keep(self, *_) -> None:
+        """Handles a signal, as `signal.signal` calls it."""
         self._came = True
         for name in _STOP:
             signal.signal(name, signal.SIG_DFL)
@@ -152,7 +152,7 @@ def signals_kept(until: str) -> Iterator[Signals]:
       What the work asks.
     """
     signals = Signals(until)
-    before = {name: signal.signal(name, signals._keep) for name in _STOP}
+    before = {name: signal.signal(name, signals.keep) for name in _STOP}
     try:
         yield signals
     finally:

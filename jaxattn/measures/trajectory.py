@@ -78,7 +78,7 @@ def retrace(
 
     # One after another: what is kept of each is small.
     curves, values = jax.lax.map(one, trail)
-    shares = _path_shares(values, trail.w_o, key)
+    shares = path_shares(values, trail.w_o, key)
     return Retraced(curves, dict(zip(TRAITS, map(_or_nan, shares), strict=True)))
 
 
@@ -149,7 +149,7 @@ def _measured(
     return {name: _or_nan(found[name]) for name in CURVES}
 
 
-def _path_shares(
+def path_shares(
     values: jax.Array, w_o: jax.Array, key: jax.Array
 ) -> tuple[diagnostics.Measurement, ...]:
     """Share of two axes in how values (E, S, d_v) move, and in two random walks.

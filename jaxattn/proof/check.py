@@ -15,21 +15,18 @@ import numpy as np
 from jaxattn.experiments.proof import Bounds
 from jaxattn.proof import claims, reference
 from jaxattn.proof.claims import LAWS, Gradient, Motion
+from jaxattn.proof.errors import (
+    CANCELLATION,
+    STEPS,
+    Evidence,
+    errors_of,
+    norms_of,
+)
 from jaxattn.proof.reference import KINDS, Case, Outcome, Problem, Shape
 
 PRECISIONS = {"float64": jnp.float64, "float32": jnp.float32}
 TRANSFORMATIONS = ("bare", "jit", "vmap", "both")
-WITNESSES = ("autodiff", "difference")
-_PASSES = tuple(itertools.product(PRECISIONS, TRANSFORMATIONS))
-
-# What terms leave when they cancel to less than this share of their size is rounding in
-# float32: it must be small next to them, and the problem is no test of the law.
-_CANCELLATION = 0.01
-# Central differences at h = 0.1 * 4^-k of a point's own size: from where scores of size
-# 1 need it to where scores of size 1e4 do.
-_STEPS = 0.1 * 4.0 ** -np.arange(15)
-# A slope this much smaller than the value itself drowns in the value's rounding.
-_FINEST_SLOPE = 1e-6
+PASSES = tuple(itertools.product(PRECISIONS, TRANSFORMATIONS))
 
 
 class Check(NamedTuple):
@@ -54,17 +51,6 @@ class Broken(NamedTuple):
     seed: int
     kind: str
     shape: Shape
-
-
-class Evidence(NamedTuple):
-    """What a claim is measured by."""
-
-    truth: chex.ArrayTree  # autodiff's
-    terms: chex.ArrayTree  # size of what is summed in it
-    conditioning: jax.Array  # how many times its bound the law may be off
-    probe: chex.ArrayTree  # ⟨probe, claim⟩ is a slope along a line
-    scale: chex.ArrayTree  # typical size of the probe, leaf by leaf
-    along_line: jax.Array  # the outcome there, at + and - the steps (2, K)
 
 
 class Gathered(NamedTuple):
@@ -146,7 +132,7 @@ def check(
     Returns:
       Check.
     """
-    dealt, kinds = _deal(seeds, len(shapes))
+    dealt, kinds = deal(seeds, len(shapes))
 
     def gather_shape(number: int) -> Gathered:
         problems = [
@@ -170,7 +156,7 @@ def check(
     order = np.concatenate([np.flatnonzero(dealt == n) for n in used]).argsort()
     with ThreadPoolExecutor() as pool:
         all_gathered = list(pool.map(gather_shape, used))
-        errors = dict(zip(_PASSES, pool.map(measure_all, _PASSES), strict=True))
+        errors = dict(zip(PASSES, pool.map(measure_all, PASSES), strict=True))
     tested = jax.tree.map(
         lambda *parts: np.concatenate(parts)[order], *map(weighed, all_gathered)
     )
@@ -186,10 +172,10 @@ def check(
 
 def passes(seeds: int, shapes: Sequence[Shape]) -> int:
     """How many passes over all laws `check` makes, for a progress bar."""
-    return len(np.unique(_deal(seeds, len(shapes))[0])) * (1 + len(_PASSES))
+    return len(np.unique(deal(seeds, len(shapes))[0])) * (1 + len(PASSES))
 
 
-def _deal(seeds: int, shapes: int) -> tuple[np.ndarray, list[str]]:
+def deal(seeds: int, shapes: int) -> tuple[np.ndarray, list[str]]:
     """Number of the shape, and kind, of each seed: all kinds with all shapes."""
     seed = np.arange(seeds)
     return seed // len(KINDS) % shapes, [KINDS[n % len(KINDS)] for n in seed]
@@ -235,8 +221,8 @@ def weighed(gathered: Gathered) -> dict[str, np.ndarray]:
     """Law -> for each problem, whether the answer is more than rounding (problems,)."""
 
     def is_more(evidence: Evidence) -> np.ndarray:
-        true, terms = (_norms(x, gathered.number) for x in evidence[:2])
-        return (true > _CANCELLATION * terms).all(axis=1)
+        true, terms = (norms_of(x, gathered.number) for x in evidence[:2])
+        return (true > CANCELLATION * terms).all(axis=1)
 
     return {name: is_more(evidence) for name, evidence in gathered.evidence.items()}
 
@@ -258,7 +244,7 @@ def measure(
     with exact():
         said = _claims(cases, number, PRECISIONS[precision], transformation)
     dtype = PRECISIONS[precision]
-    return {law: _errors(said[law], evidence[law], number, dtype) for law in LAWS}
+    return {law: errors_of(said[law], evidence[law], number, dtype) for law in LAWS}
 
 
 @contextlib.contextmanager
@@ -329,7 +315,7 @@ def _evidence_on(variant: str, case: Case) -> dict[str, Evidence]:
         outcome = forward(jax.tree.map(lambda d: step * d, shift))
         return sum(jnp.vdot(reading[name], outcome[name]) for name in silent)
 
-    steps = jnp.stack([_STEPS, -_STEPS])
+    steps = jnp.stack([STEPS, -STEPS])
     along_lines = jax.lax.map(
         lambda line: jax.lax.map(lambda step: value(*line, step), steps.ravel()),
         (
@@ -412,95 +398,3 @@ def _typical(array: jax.Array) -> jax.Array:
     """Root mean square; 1 for zeros."""
     size = jnp.sqrt(jnp.mean(array**2))
     return jnp.where(size > 0, size, 1)
-
-
-def _errors(
-    claim: chex.ArrayTree, evidence: Evidence, number: int, dtype: jax.typing.DTypeLike
-) -> dict[str, np.ndarray]:
-    """Errors of a law's claims, one per problem, by witness."""
-    if not _is_like(claim, evidence.truth, dtype):
-        return {witness: np.full(number, np.inf) for witness in WITNESSES}
-
-    def norms(tree: chex.ArrayTree) -> np.ndarray:
-        return _norms(tree, number)
-
-    def scaled(tree: chex.ArrayTree) -> chex.ArrayTree:
-        return jax.tree.map(
-            lambda s, x: s.reshape(number, *[1] * (x.ndim - 1)) * x,
-            evidence.scale,
-            tree,
-        )
-
-    gaps = norms(jax.tree.map(np.subtract, claim, evidence.truth))
-    sizes = np.maximum(norms(evidence.truth), _CANCELLATION * norms(evidence.terms))
-    distance = _relative(gaps, sizes).max(axis=1)
-
-    products = jax.tree.map(np.multiply, claim, evidence.probe)
-    slope = sum(x.reshape(number, -1).sum(axis=1) for x in jax.tree.leaves(products))
-    gap = np.abs(slope - _slope(evidence.along_line))
-    size = np.maximum(
-        norms(scaled(evidence.truth)), _CANCELLATION * norms(scaled(evidence.terms))
-    )
-    finest = _FINEST_SLOPE * np.abs(evidence.along_line).min(axis=(1, 2))
-    size = np.maximum(np.sqrt(np.sum(size**2, axis=1)), finest)
-    return {
-        "autodiff": distance / evidence.conditioning,
-        "difference": _relative(gap, size) / evidence.conditioning,
-    }
-
-
-def _is_like(
-    claim: chex.ArrayTree, truth: chex.ArrayTree, dtype: jax.typing.DTypeLike
-) -> bool:
-    """Whether a claim has the structure and shapes of the truth, and its own dtype."""
-    if jax.tree.structure(claim) != jax.tree.structure(truth):
-        return False
-    pairs = zip(jax.tree.leaves(claim), jax.tree.leaves(truth), strict=True)
-    return all(said.shape == true.shape and said.dtype == dtype for said, true in pairs)
-
-
-def _norms(tree: chex.ArrayTree, number: int) -> np.ndarray:
-    """Norms of each array of a tree, for each problem (number, arrays)."""
-    leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
-    return np.sqrt([np.sum(x.reshape(number, -1) ** 2, axis=1) for x in leaves]).T
-
-
-def _relative(error: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The ratio; 0 / 0 is no error, and anything not finite is an infinite one."""
-    ratio = np.where(error > 0, np.inf, 0.0)
-    np.divide(error, size, out=ratio, where=size > 0)
-    return np.where(np.isfinite(ratio) & np.isfinite(size), ratio, np.inf)
-
-
-def _slope(along_line: np.ndarray) -> np.ndarray:
-    """Slopes from central differences, extrapolated to step 0.
-
-    Of all steps and orders that whose neighbours agree with it best is taken: the claim
-    that is to be tested has no say.
-
-    Args:
-      along_line: values at ± the steps (N, 2, K).
-
-    Returns:
-      (N,).
-
-    Source: Ridders 1982, Advances in Engineering Software 4(2).
-    """
-    order = (along_line[:, 0] - along_line[:, 1]) / (2 * _STEPS)
-    value = np.abs(along_line).max(axis=(1, 2))[:, None]
-    rounding = np.finfo(np.float64).eps * value / _STEPS
-    best, doubt = order[:, 0], np.full(len(order), np.inf)
-    for power in range(1, len(_STEPS)):
-        shrink = (_STEPS[0] / _STEPS[1]) ** (2 * power)
-        coarse, fine = order[:, :-1], order[:, 1:]
-        higher = (shrink * fine - coarse) / (shrink - 1)
-        spread = np.maximum(np.abs(higher - fine), np.abs(higher - coarse))
-        # Two far from each other that happen to lead to the same are not believed.
-        spread += 1e-4 * np.abs(fine - coarse) + rounding[:, power:]
-        column = np.argmin(spread, axis=1)[:, None]
-        smallest = np.take_along_axis(spread, column, 1)[:, 0]
-        candidate = np.take_along_axis(higher, column, 1)[:, 0]
-        best = np.where(smallest < doubt, candidate, best)
-        doubt = np.minimum(doubt, smallest)
-        order = higher
-    return best

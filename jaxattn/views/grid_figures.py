@@ -43,13 +43,13 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     pictures = {
         "tuned": Picture(
             _tuned,
-            "Every contender at the rates that were best on the other seeds: pale dots"
+            "Every algorithm at the rates that were best on the other seeds: pale dots"
             " are seeds, strong ones their mean with its 95 % interval.",
         ),
         "arrival": Picture(
             _arrival,
-            "How many seeds have come to the threshold, each contender at the rates that"
-            " were fastest on the other seeds: the earlier a line rises, the faster.",
+            "How many seeds have come to the threshold, each algorithm at the rates"
+            " that were fastest on the other seeds: the earlier a line rises, the faster.",
         ),
     }
     for name, shown in maps(run).items():
@@ -62,7 +62,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
 
 
 def arrival_data(run: Run) -> dict[str, Band]:
-    """Share of seeds that have come to the grid's threshold, by contender and regime."""
+    """Share of seeds that have come to the grid's threshold, by algorithm and regime."""
     step = run["step"].values
     return {
         title: Band(*stats.arrived(step, times))

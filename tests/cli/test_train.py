@@ -159,7 +159,7 @@ BAD = {
     "--config.task.length=1": "task.length=1: must be an integer from 2",
     "--config.arms.sgd.learning_rate=-1": "arms.sgd.learning_rate=-1.0: must be a n",
     "--config.arms.sgd.learning_rate=0": "arms.sgd.learning_rate=0.0: the baseline",
-    "--config.arms.values_fast.value_rate=nan": "arms.values_fast.value_rate=nan: must be a n",
+    "--config.arms.values_fast.value_rate=nan": "value_rate=nan: must be a number",
     "--config.snapshot_seeds=0,8": "snapshot_seeds=8: must be an integer",
     "--config.run_arms=sgd,me": "unknown arm 'me'",
     "--config.run_arms=": "run_arms=(): must be names",

@@ -119,7 +119,7 @@ def test_values_that_stay_but_for_rounding_have_no_axes():
     at = rng.normal(size=(1, 7, 4))
     jitter = 1 + np.finfo(np.float32).eps * rng.integers(-1, 2, (20, 7, 4))
     w_o = jnp.asarray(rng.normal(size=(20, 4, 3)), jnp.float32)
-    shares = jax.jit(trajectory._path_shares)
+    shares = jax.jit(trajectory.path_shares)
     still = shares(jnp.asarray(at * jitter, jnp.float32), w_o, jax.random.key(0))
     assert not any(share.valid for share in still)
     assert all(share.value == 0 for share in still)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.proof import check, claims, reference
+from jaxattn.proof import check, claims, errors, reference
 from jaxattn.theory import attention, laws
 
 BOUNDS = check.Bounds(float64=1e-12, float32=1e-5, difference=1e-6)
@@ -287,7 +287,7 @@ def test_shapes_have_room_and_ones():
 
 def test_all_kinds_meet_all_shapes():
     for shapes in (1, 2, 3, 5, 8, 9):
-        dealt, kinds = check._deal(8 * shapes, shapes)
+        dealt, kinds = check.deal(8 * shapes, shapes)
         assert len(set(zip(dealt.tolist(), kinds, strict=True))) == 8 * shapes
     some = [SHAPE] * 9
     assert check.passes(10, some) == 2 * 9
@@ -347,6 +347,6 @@ def test_the_second_implementation_agrees_with_the_first(x64):
     ],
 )
 def test_slope_by_differences(function, slope):
-    steps = check._STEPS
+    steps = errors.STEPS
     along = np.stack([function(steps), function(-steps)])[None]
-    assert check._slope(along)[0] == pytest.approx(slope, rel=1e-5)
+    assert errors.slope(along)[0] == pytest.approx(slope, rel=1e-5)

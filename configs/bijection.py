@@ -2,7 +2,7 @@
 
 python scripts/train.py --config=configs/bijection.py           # 6 seeds, 3 arms
 python scripts/train.py --config=configs/bijection.py:parts     # what each part does
-python scripts/train.py --config=configs/bijection.py:schedules # not adamw
+python scripts/train.py --config=configs/bijection.py:algorithms  # not adamw
 python scripts/train.py --config=configs/bijection.py:paper     # for a GPU
 python scripts/train.py --config=configs/bijection.py:smoke     # seconds
 
@@ -34,7 +34,7 @@ VARIANTS = {
             *("no_residual", "no_norm", "post_norm", "value_norm", "dropout", "gru"),
         ),
     },
-    "schedules": {
+    "algorithms": {
         "seeds": 4,
         "steps": 2000,
         "run_arms": ("sgd", "values_fast", "em", "sgd_10x", "output_fast"),
@@ -102,7 +102,7 @@ def get_config(variant: str = "") -> ConfigDict:
                 "post_norm": adamw(0.001, norm="post"),
                 "value_norm": adamw(0.001, value_norm=True),
                 "dropout": adamw(0.001, dropout_rate=0.1),
-                # Other schedules, on every layer.
+                # Other algorithms, on every layer.
                 "sgd": rates(0.1, 0.1, 0.1),
                 "values_fast": rates(0.1, 1.0, 0.1),
                 # Is it the values, or just a larger rate, here or anywhere?

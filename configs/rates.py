@@ -6,7 +6,7 @@
 
 Each arm runs at every ratio η_V / η_QK x scale η_QK (= η_O), on one sequence and with
 fresh ones. `two_timescale` at ratio 1 is SGD, at ratio 10 and scale 0.01 the authors'
-EM-like schedule. For M-steps in closed form the ratio divides the ridge.
+EM-like rates. For M-steps in closed form the ratio divides the ridge.
 
 Expected (results/rates/report.md): with fresh sequences, tuned, 0.05 to 0.06 nats from
 Bayes, faster values no nearer than SGD; on one sequence nothing learns to speak of.

@@ -11,7 +11,7 @@ from jaxattn.theory import attention
 
 
 def band_mask(length, sources, *, causal=False, window=None, key_length=None):
-    """(T, S), by the definitions: positions are aligned at the last query and source."""
+    """(T, S), by the definitions: the last query and source are aligned."""
     position = np.arange(length)[:, None] + sources - length
     source = np.arange(sources)[None]
     mask = np.ones((length, sources), bool)

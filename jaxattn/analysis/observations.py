@@ -78,7 +78,7 @@ def matrices(run: Run) -> Matrices:
 
 
 def of_arms(run: Run) -> dict[str, dict[str, Any]] | None:
-    """What each arm of a run showed; None of a run that was not looked at.
+    """What each arm of a run showed; None of a run without diagnostics.
 
     Args:
       run: its metrics.

@@ -36,7 +36,7 @@ class Difference(NamedTuple):
     mean: float | None
     std: float | None  # sample standard deviation, n - 1
     ci95: tuple[float, float] | None  # Student's: right if differences are normal
-    # BCa: no shape assumed, narrow for few; None where seeds hang together.
+    # BCa: no shape assumed, narrow for few; None where seeds are correlated.
     bootstrap95: tuple[float, float] | None
     n: int
     rounding: float = 0.0  # up to here it may be that of the numbers it is between
@@ -169,7 +169,7 @@ def cross_fitted(values: np.ndarray) -> Estimate:
     mean ± t_{0.975, n-1} std √(1/n + 1/(n-1))
 
     Any two seeds share all but two of those that chose for them, so that their scores
-    hang together. Simulated after the means and covariances of results/rates, with 8
+    are correlated. Simulated after the means and covariances of results/rates, with 8
     seeds, differences of these are covered in 93 to 98 % and by Student's own interval
     in 81 to 93 %; with 32 seeds in 89 to 97 and 75 to 89 %. Twenty points all nearly as
     good as each other are the worst found: 91 % with 8 seeds, 76 % with 32.

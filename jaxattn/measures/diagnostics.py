@@ -84,7 +84,7 @@ def relative_entropy(weight: jax.Array, mask=None) -> Measurement:
 
     Args:
       weight: a (T, S).
-      mask: (T, S) boolean; None: everything may be looked at.
+      mask: (T, S) boolean; None: no source is masked.
 
     Returns:
       (T,) from 0 (one source) to 1 (all alike); not valid where n_i < 2: no choice.
@@ -125,7 +125,7 @@ def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
 
     Returns:
       (T,) in (nats per unit of compatibility)², 0 where attention is one-hot: the gate
-      is shut, however large the advantage of what is not looked at.
+      is shut, however large the advantage of sources without attention.
 
     Source: the paper, section 8; `streaming.LawStatistics` has its sum over queries.
     """
@@ -135,13 +135,13 @@ def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
 
 
 def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
-    """How differently the sources in sight would serve each query.
+    """How differently the unmasked sources would serve each query.
 
     (1 / n_i) Σ_j |b_ij - b̄_i|, over the n_i sources that i may look at, b̄_i their mean
 
     Args:
       compatibility: b (T, S), from `laws.compatibility`.
-      mask: (T, S) boolean; None: everything may be looked at.
+      mask: (T, S) boolean; None: no source is masked.
 
     Returns:
       (T,) in nats per unit of weight; 0 where there is no choice, or where they serve
@@ -166,7 +166,7 @@ def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Measurement:
     Args:
       weight: a (T, S).
       compatibility: b (T, S), from `laws.compatibility`.
-      mask: (T, S) boolean; None: everything may be looked at.
+      mask: (T, S) boolean; None: no source is masked.
 
     Returns:
       (T,): 1 for equal shares; 0 for one-hot attention, which nothing can move; above 1
@@ -412,7 +412,7 @@ def dimension(variance: jax.Array, share: float) -> jax.Array:
       Whole number from 1 to k; 0 for a single point.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"share={share!r}: allowed: above 0, at most 1")
+        raise ValueError(f"share={share!r}: must be above 0, at most 1")
     held = jnp.cumsum(variance)
     # To rounding: else the last of equal axes may be one too many.
     missing = held < (share - 1e-6) * held[-1]

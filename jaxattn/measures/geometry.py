@@ -331,7 +331,7 @@ def _centred(
 
 def _check_draws(draws: int) -> None:
     if draws < 1:
-        raise ValueError(f"draws={draws!r}: allowed: 1 or more")
+        raise ValueError(f"draws={draws!r}: must be 1 or more")
 
 
 def _broken_if(broken: jax.Array, measurement: Measurement) -> Measurement:

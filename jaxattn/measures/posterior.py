@@ -146,7 +146,7 @@ def calibration(
     _check(log_bayes, logit, rank=3)
     chex.assert_shape(weight, logit.shape[:2])
     if bins < 1:
-        raise ValueError(f"bins={bins!r}: allowed: 1 or more")
+        raise ValueError(f"bins={bins!r}: must be 1 or more")
     p, beta = jax.nn.softmax(logit), jnp.exp(log_bayes)
     share = losses.position_shares(weight.reshape(-1), weight.size, p.dtype)
     share = jnp.broadcast_to(share.reshape(*weight.shape, 1) / p.shape[2], p.shape)

@@ -157,7 +157,7 @@ def reach(
 
 
 def follow(
-    schedule: Algorithm,
+    algorithm: Algorithm,
     loss_and_gradient: GradientFunction,
     params: Params,
     sample: Callable[[jax.Array], Batch],
@@ -168,11 +168,11 @@ def follow(
 ) -> Traces:
     """Trains, and compares each step with what the first order promised of it.
 
-    dL = Σ ⟨∂L/∂θ, dθ⟩ for whatever dθ the schedule made: momentum, Adam, or a step
+    dL = Σ ⟨∂L/∂θ, dθ⟩ for whatever dθ the algorithm made: momentum, Adam, or a step
     taken on another sequence.
 
     Args:
-      schedule: how parameters move.
+      algorithm: how parameters move.
       loss_and_gradient: of one sequence.
       params: where to start.
       sample: step number -> the sequence to train on.
@@ -186,7 +186,7 @@ def follow(
 
     def one(state: State, index: jax.Array) -> tuple[State, Traces]:
         batch = sample(index)
-        after, _ = schedule.step(state, batch, jax.random.fold_in(key, index))
+        after, _ = algorithm.step(state, batch, jax.random.fold_in(key, index))
         motion = jax.tree.map(jnp.subtract, after.params, state.params)
 
         def trace(sequence: Batch) -> Trace:
@@ -198,7 +198,7 @@ def follow(
         both = jax.lax.map(trace, jax.tree.map(lambda *x: jnp.stack(x), batch, heldout))
         return after, Traces(*(jax.tree.map(lambda x, n=n: x[n], both) for n in (0, 1)))
 
-    return jax.lax.scan(one, schedule.init(params), jnp.arange(steps))[1]
+    return jax.lax.scan(one, algorithm.init(params), jnp.arange(steps))[1]
 
 
 def _upstream(params: Params, f: attention.Forward, targets: jax.Array) -> jax.Array:

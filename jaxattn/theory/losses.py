@@ -208,8 +208,7 @@ def accuracy(
         hit = (guess == target).astype(logit.dtype)
     else:
         hit = jnp.take_along_axis(target, guess[:, None], axis=1)[:, 0]
-    hit *= target_factor(target, logit.shape[1], logit.dtype)
-    hit = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, hit)
+    hit = jnp.where(_undefined(logit, target), jnp.nan, hit)
     return weighted_mean(hit, position_shares(weight, len(logit), logit.dtype))
 
 
@@ -233,11 +232,19 @@ def tied_accuracy(
     best = logit >= jnp.max(logit, axis=1, keepdims=True) - 1e-6
     hit = jnp.take_along_axis(best, target[:, None], axis=1, mode="clip")[:, 0]
     chance = jnp.where(hit, 1 / jnp.sum(best, axis=1).astype(logit.dtype), 0)
-    chance *= target_factor(target, logit.shape[1], logit.dtype)
-    chance = jnp.where(jnp.isnan(logit).any(axis=1), jnp.nan, chance)
+    chance = jnp.where(_undefined(logit, target), jnp.nan, chance)
     return weighted_mean(chance, position_shares(weight, len(logit), logit.dtype))
 
 
 def _counted(logit: jax.Array, share: jax.Array) -> jax.Array:
     """Logits, with 0 at positions without a share, so that their gradient is 0."""
     return jnp.where(share[:, None] == 0, 0, logit)
+
+
+def _undefined(logit: jax.Array, target: jax.Array) -> jax.Array:
+    """Positions whose accuracy is NaN: a logit is, or the target is not a class.
+
+    A choice, not a factor: 0 times NaN is 0 in compiled products of a boolean.
+    """
+    factor = target_factor(target, logit.shape[1], logit.dtype)
+    return jnp.isnan(logit).any(axis=1) | jnp.isnan(factor)

@@ -76,7 +76,7 @@ def save(
 
 
 def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Attention relative to equal shares among the sources in sight.
+    """Attention relative to equal shares among the unmasked sources.
 
     Args:
       weight: a (n, n).

@@ -49,7 +49,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
         "arrival": Picture(
             _arrival,
             "How many seeds have come to the threshold, each algorithm at the rates"
-            " that were fastest on the other seeds: the earlier a line rises, the faster.",
+            " that were fastest on the other seeds: the earlier a line rises, the"
+            " faster.",
         ),
     }
     for name, shown in maps(run).items():
@@ -62,7 +63,8 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
 
 
 def arrival_data(run: Run) -> dict[str, Band]:
-    """Share of seeds that have come to the grid's threshold, by algorithm and regime."""
+    """Share of seeds that have come to the grid's threshold, by algorithm and"
+    " regime."""
     step = run["step"].values
     return {
         title: Band(*stats.arrived(step, times))

@@ -57,8 +57,8 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
         opening(summary),
         "## Tuned against tuned",
         "Mean over seeds ± half a 95 % interval (Student's, widened as scores that were"
-        " tuned on each other's seeds hang together), in nats, at the end, each seed at"
-        " the point that was best (mean held-out KL) over the other seeds."
+        " tuned on each other's seeds are correlated), in nats, at the end, each seed"
+        " at the point that was best (mean held-out KL) over the other seeds."
         " `best` is the point, scale x ratio, that is best over all. scale: rate of"
         " W_Q, W_K and W_O; ratio: how many times faster W_V moves, and for M-steps in"
         " closed form what their ridge is divided by. One gradient with two rates is"

@@ -18,7 +18,7 @@ from jaxattn.views.figures import Band, Picture
 
 
 class Progress(NamedTuple):
-    """How much of its way an arm still has before it, over seeds that came along."""
+    """The share of its total change that an arm still has to make, over seeds."""
 
     left: dict[str, Band]  # of `observations.ways`, 1 at the start and 0 at the end
     half: dict[str, float | None]  # median steps to half of the way
@@ -40,7 +40,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             _curves,
             "Loss, distance to Bayes, accuracy and predictive entropy while training:"
             " a line is the mean over seeds, its shade the 95 % interval. Exact Bayes"
-            " is dashed; no loss passes it but by remembering or by luck.",
+            " is dashed; only memorising or luck gets a loss below it.",
         ),
         "final": Picture(
             _final,
@@ -51,25 +51,25 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
     if len(run.attrs["config"]["run_arms"]) > 1 and run.attrs["summary"]["comparisons"]:
         pictures["arrival"] = Picture(
             _arrival,
-            "How many seeds have come to where the baseline ended on the same seed:"
-            " the earlier a line rises, the faster the arm; one that stays below 1 left"
-            " seeds behind.",
+            "The share of seeds that have reached the final value of the baseline on"
+            " the same seed: the earlier a line rises, the faster the arm; a line that"
+            " stays below 1 has seeds that never did.",
         )
     if "attention_drift" in run:
         pictures["frame"] = Picture(
             frame,
-            "How much of its way attention (the frame) and what is learned (precision)"
-            " still have before them: the lower line is ahead; dots mark half of the"
-            " way, median over seeds. The root of precision is, like the drift of"
+            "The share of their total change that attention (the frame) and what is"
+            " learned (precision) still have to make: the lower line is ahead; dots"
+            " mark 50 %, median over seeds. The root of precision is, like the drift of"
             " attention, on the scale of a distance.",
         )
         pictures["diagnostics"] = Picture(
             _diagnostics,
             "How attention and values changed: entropy of attention (1: equal shares),"
             " how unequally sources are used, how far queries that use a source agree,"
-            " mean |cos| between keys (its start is the null: random projections), how"
-            " far queries point to the keys they look at, and over how many directions"
-            " values spread.",
+            " mean |cos| between keys (its start is the null: random projections),"
+            " cosine of queries and the keys they attend to, and the number of"
+            " directions that values use (participation ratio).",
         )
         pictures["gate"] = Picture(
             _gate,
@@ -126,7 +126,7 @@ def _curves(run: Run) -> Figure:
 
 
 def _diagnostics(run: Run) -> Figure:
-    """What `trajectory` saw, against step."""
+    """The diagnostics of `trajectory`, against step."""
     shown = {
         "relative_entropy": ("Entropy of attention", "of that of equal shares"),
         "usage_gini": ("Inequality of usage", "Gini coefficient"),
@@ -238,7 +238,7 @@ def measures(run: Run) -> Figure:
 
 
 def arrival_data(run: Run, metric: str) -> dict[str, Band] | None:
-    """Share of seeds that have come to where the baseline ended, by arm.
+    """Share of seeds that have reached the final value of the baseline, by arm.
 
     Args:
       run: any.
@@ -259,7 +259,7 @@ def arrival_data(run: Run, metric: str) -> dict[str, Band] | None:
 
 
 def _arrival(run: Run) -> Figure:
-    """Share of seeds that are where the baseline ended, against step."""
+    """Share of seeds that have reached the final value of the baseline."""
     arms, base = (run.attrs["config"][name] for name in ("run_arms", "baseline"))
     named = {"train_loss": "by train loss", "heldout_kl": "by held-out KL to Bayes"}
     data = {title: arrival_data(run, metric) for metric, title in named.items()}
@@ -280,7 +280,7 @@ def _arrival(run: Run) -> Figure:
 
 
 def frame_data(run: Run) -> dict[str, Progress]:
-    """What each arm has still before it, and when it had half of it behind it."""
+    """The share of change left to each arm, and when 50 % was made."""
     found = {}
     for row, arm in enumerate(run.attrs["config"]["run_arms"]):
         left = {}
@@ -319,8 +319,8 @@ def frame(run: Run) -> Figure:
             text = "diverged" if lost else "attention does not move"
             axis.text(0.97, 0.93, text, **_corner(axis))
     axes[0].set_ylim(-0.12, 1.12)
-    figures.name_axes(axes, "step", "share of the way left")
-    figures.legend(figure, axes[0], f"{of_seeds(run)}; of those that came along")
+    figures.name_axes(axes, "step", "share of change left")
+    figures.legend(figure, axes[0], f"{of_seeds(run)}; of those that changed")
     return figure
 
 

@@ -75,8 +75,8 @@ def terminal(summary: dict[str, Any]) -> str:
         blocks += [
             "Entropy of attention (1: equal shares); share of the values' motion along"
             "\nPC1 + PC2 (of random walks in the read-out's span); how often the loss"
-            " rose;\nhow many times as long as attention the root of precision took to"
-            " half of\nits way, medians",
+            " rose;\nsteps of the root of precision to 50 % of its change, over those"
+            " of attention\n(medians)",
             text_table(short_table(summary["observations"])),
         ]
     blocks.append(measure_block(summary))
@@ -158,8 +158,8 @@ def _frame_sentence(summary: dict[str, Any]) -> str:
     if not parts:
         return ""
     return (
-        " Attention settles first (how many times as long precision took to half of its"
-        f" way, and its square root): {'; '.join(parts)}."
+        " Attention settles first (how many times as long precision took to 50 % of its"
+        f" change, and its square root): {'; '.join(parts)}."
     )
 
 

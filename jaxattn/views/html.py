@@ -144,7 +144,7 @@ def page(text: str, folder: Path) -> str:
             content = base64.b64encode(path.read_bytes()).decode()
         except OSError as error:
             raise RunError(
-                f"picture={str(path)!r}: {error.strerror}; allowed: to draw it with"
+                f"picture={str(path)!r}: {error.strerror}; draw it with"
                 " scripts/figures.py"
             ) from None
         return f'{found[1]}src="data:{_KINDS[path.suffix]};base64,{content}"'

@@ -106,7 +106,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
             " Student and of the bootstrap, on these seeds; reversed if all are above."
             " Of time scales there are two ratios, of KL and its root to attention:"
             " attention was first if both are above 1; they need 6 seeds. Each claim"
-            " stands alone, so that of 20 one may be wrong.",
+            " is judged by itself, so that one of 20 may be wrong.",
             tables.markdown_table(_answer_table(summary, answered)),
         ]
     for arm in answered:
@@ -147,8 +147,8 @@ def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
         tables.markdown_table(_ablation_table(entry["ablation"])),
         "## Frame and precision",
         "Steps until attention (total variation to where it ends, mean over heads) and"
-        " KL had a share of their way behind them for good, and how many times as long"
-        " KL and its root took; medians over seeds"
+        " KL had made a share of their total change for good, and how many times as"
+        " long KL and its root took; medians over seeds"
         f"{tables.of_ratios(summary)}; ≤: by the first one. KL counts from"
         " that of knowing nothing: a random start is above it, and to become unsure is"
         " no precision. Its root is, like the drift of attention, on the scale of a"

@@ -24,9 +24,9 @@ def observation_sections(summary: dict[str, Any]) -> list[str]:
         f"From here on attention, values and gradients are those of the first {where}.",
         "*Attention sharpens*: its entropy as a share of what it could be (1: equal"
         " shares). *Values move along few directions*: PC1 + PC2, the share of their"
-        " motion along two axes, beside random walks of as long steps, in any direction"
-        " or only in those in which the read-out lets the loss pull (which LayerNorm on"
-        " values and Adam leave a little). *The loss falls"
+        " motion along two axes, beside random walks with the same step lengths, in any"
+        " direction or only in the span of the read-out (which LayerNorm on values and"
+        " Adam leave a little). *The loss falls"
         " smoothly*: how often it rose from one evaluation to the next, and the sum of"
         " its changes over its fall (1: it never rose); on the training sequence, or"
         " where sequences are fresh on the held-out one. Means over seeds ± half a 95 %"
@@ -34,18 +34,17 @@ def observation_sections(summary: dict[str, Any]) -> list[str]:
         markdown_table(_three_table(found)),
         "## Frame and precision",
         "Steps until attention, by total variation (the frame), and what is learned"
-        " (precision) had a share of their way to where they ended behind them, and how"
-        " many times as long precision took on the same seed; medians over seeds"
+        " (precision) had made a share of their total change, and how many times as"
+        " long precision took on the same seed; medians over seeds"
         f"{of_medians(summary)}. Total variation is a distance, while near its end a"
-        " divergence falls as the square of one and so has half of it behind it"
-        " earlier: its root is on the same scale. Either was there some time after the"
-        " evaluation before the one that found it, and the intervals hold all that this"
-        " leaves open (≤, ≥: by the first evaluation, at any time). One was first if"
-        " the 95 % intervals of both ratios are on the same side of 1. Both ways end"
-        " where the run ends."
-        " An arm whose values or whose attention do not move is the control: what it"
-        " shows needs no interplay of the two.",
-        "Half of the way:",
+        " divergence falls as the square of one and so reaches 50 % earlier: its root"
+        " is on the same scale. An event is known only to the interval between two"
+        " evaluations; the intervals include that (≤, ≥: by the first evaluation, at"
+        " any time). One was first if the 95 % intervals of both ratios are on the same"
+        " side of 1. Both changes end where the run ends. An arm whose values or whose"
+        " attention is frozen is the control: what it shows needs no interplay of the"
+        " two.",
+        "50 %:",
         markdown_table(_time_table(found, "half")),
         "90 %:",
         markdown_table(_time_table(found, "most")),
@@ -54,12 +53,12 @@ def observation_sections(summary: dict[str, Any]) -> list[str]:
         " the start (geometric mean over seeds, 95 % interval), below 1 if it slowed"
         " down: gate, how much of the difference between sources the attention lets"
         " through (1 for equal shares, 0 for one-hot); spread, how differently the"
-        " sources in sight would serve a query. The value gradient has no gate.",
+        " unmasked sources would serve a query. The value gradient has no gate.",
         markdown_table(_gate_table(found)),
         "## Geometry",
         "From the first to the last evaluation. Before training keys are random"
         " projections, so that their first column is the null: mean |cos| between keys"
-        " (0: orthogonal), weighted cos of queries and the keys they look at,"
+        " (0: orthogonal), weighted cos of queries and the keys they attend to,"
         " agreement of the queries that use a source (0 to 1), how unequally sources"
         " are used, in units of what equal shares would give them (Gini), participation"
         " ratio of the values.",
@@ -70,8 +69,8 @@ def observation_sections(summary: dict[str, Any]) -> list[str]:
         sections += [
             f"## What each arm did, beside {summary['baseline']}",
             "Paired difference on the same seeds, mean ± half a 95 % interval; bold"
-            " where that and the bootstrap's exclude 0; each stands alone, so that of"
-            " 20 one may be wrong.",
+            " where that and the bootstrap's exclude 0; each is judged by itself, so"
+            " that one of 20 may be wrong.",
             markdown_table(against),
         ]
     return sections

@@ -62,9 +62,9 @@ def flag_section(summary: dict[str, Any]) -> list[str]:
         return []
     return [
         "## Flags",
-        "Below the Bayes floor: the training sequence is remembered, not understood."
-        " Not left chance: the held-out loss has come less than"
-        f" {LEFT_CHANCE:.0%} of the way from chance to exact Bayes.",
+        "Below the Bayes floor: the training sequence is memorised."
+        " Not left chance: the held-out loss has made less than"
+        f" {LEFT_CHANCE:.0%} of the distance from chance to exact Bayes.",
         "\n".join(f"* {line}" for line in lines),
     ]
 
@@ -77,7 +77,7 @@ def claim_section(summary: dict[str, Any]) -> list[str]:
         "## Claims",
         "Paired difference of arm less baseline, in nats, with 95 % intervals. A"
         " verdict needs all that are given on one side of 0, by more than the rounding"
-        " of float32; each stands alone, so that of 20 one may be wrong.",
+        " of float32; each is judged by itself, so that one of 20 may be wrong.",
         markdown_table(claim_table(summary)),
     ]
 

@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     arms: list[str]
     steps: np.ndarray  # (K,)
     weight: np.ndarray  # a (arm, K, n, n)
-    relative: np.ndarray  # times the sources in sight; NaN out of sight
+    relative: np.ndarray  # times the unmasked sources; NaN where masked
     advantage: np.ndarray  # A (arm, K, n, n), of each query's own loss; NaN likewise
     value: np.ndarray  # v (arm, K, n, d_v)
     label: np.ndarray  # (n,) what each position shows, -1 where it is not known
@@ -255,7 +255,7 @@ PICTURES = {
         _attention,
         "Attention before and after training, in units of an equal share of what is in"
         " sight (white; grey is out of sight), and what training changed: orange is"
-        " looked at more, purple less.",
+        " gained attention, purple lost it.",
     ),
     "advantage": Picture(
         _advantage,

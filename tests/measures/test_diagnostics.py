@@ -224,7 +224,7 @@ def test_how_many_dimensions(variance, ratio, dimension):
 
 
 def test_a_share_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"^share=1.5: allowed: above 0, at most 1"):
+    with pytest.raises(ValueError, match=r"^share=1.5: must be above 0, at most 1"):
         diagnostics.dimension(jnp.ones(3), 1.5)
 
 

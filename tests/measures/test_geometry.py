@@ -422,9 +422,9 @@ def test_what_does_not_fit_is_refused():
             geometry.belief_read_out(*args, KEY, ridge=0.1)
     with pytest.raises(AssertionError):
         geometry.key_axes(entropy, KEY, draws=2)
-    with pytest.raises(ValueError, match=r"^draws=0: allowed: 1 or more"):
+    with pytest.raises(ValueError, match=r"^draws=0: must be 1 or more"):
         geometry.entropy_axis(points, entropy, KEY, draws=0, block=1)
-    with pytest.raises(ValueError, match=r"^draws=0: allowed: 1 or more"):
+    with pytest.raises(ValueError, match=r"^draws=0: must be 1 or more"):
         geometry.key_axes(points, KEY, draws=0)
 
 

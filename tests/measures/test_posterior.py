@@ -251,5 +251,5 @@ def test_shapes_that_do_not_fit_are_refused(case):
             posterior.calibration(log_bayes, wrong, jnp.ones((3, 7)), 4)
     with pytest.raises(AssertionError):
         posterior.calibration(log_bayes, logit, jnp.ones(7), 4)
-    with pytest.raises(ValueError, match=r"^bins=0: allowed: 1 or more"):
+    with pytest.raises(ValueError, match=r"^bins=0: must be 1 or more"):
         posterior.calibration(log_bayes, logit, jnp.ones((3, 7)), 0)

@@ -1,4 +1,4 @@
-"""The proof that the laws hold, for scripts/check_gradients.py.
+"""The proof of the laws, for scripts/check_gradients.py.
 
     python scripts/check_gradients.py --config=configs/gradients.py        # 64 problems
     python scripts/check_gradients.py --config=configs/gradients.py:smoke  # 8 problems
@@ -40,7 +40,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "bounds": {"float64": 1e-12, "float32": 1e-5, "difference": 1e-6},
             # The remainder of a step of descent against its rate.
             "slopes": {"problems": 64, "decades": 5, "rates": 11, "tolerance": 0.05},
-            # Real steps in a short run, each arm on one sequence and on fresh ones.
+            # Short runs of each arm, on one sequence and on fresh ones.
             "shares": {"seeds": 8, "steps": 30},
             "model": {"d_k": 10, "d_v": 15, "init_scale": 0.1, "bias": False},
             "task": {

@@ -3,11 +3,11 @@
     python scripts/tapped_transformer.py --help
 
 The task is induction: random symbols that repeat with a period that differs from
-sequence to sequence. From the second period on all can be foretold, by a head that
-finds where the present symbol stood before and looks one further.
+sequence to sequence. From the second period on every symbol can be predicted, by a head
+that attends to the successor of the last occurrence of the present symbol.
 
-The model is plain flax.nnx. All that is ours is `attention_fn`, and asking `nnx.grad`
-for the taps beside the parameters.
+The model is plain flax.nnx, except for `attention_fn` and for the taps among the
+arguments of `nnx.grad`.
 """
 
 import sys
@@ -64,7 +64,7 @@ def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def loss(model: Transformer, symbols: jax.Array, period: jax.Array) -> jax.Array:
-    """Mean cross-entropy of what can be foretold, nats."""
+    """Mean cross-entropy of the symbols that can be predicted, nats."""
     logit = model(symbols[:, :-1])
     each = optax.softmax_cross_entropy_with_integer_labels(logit, symbols[:, 1:])
     return jnp.mean(each, where=jnp.arange(LENGTH)[None] >= period)
@@ -73,8 +73,8 @@ def loss(model: Transformer, symbols: jax.Array, period: jax.Array) -> jax.Array
 @nnx.jit
 def step(model: Transformer, optimizer: nnx.Optimizer, key: jax.Array):
     """One step of Adam; the loss, and for each layer its `LawStatistics` (N, H)."""
-    asked = nnx.DiffState(0, nnx.Any(nnx.Param, flax_attention.Tap))
-    value, gradient = nnx.value_and_grad(loss, argnums=asked)(model, *draw(key))
+    wanted = nnx.DiffState(0, nnx.Any(nnx.Param, flax_attention.Tap))
+    value, gradient = nnx.value_and_grad(loss, argnums=wanted)(model, *draw(key))
     parameters, taps = nnx.split_state(gradient, nnx.Param, flax_attention.Tap)
     optimizer.update(model, parameters)
     statistics = [
@@ -96,7 +96,7 @@ def main(line: command.Line) -> int:
         key = jax.random.fold_in(root, number + 1)
         value, statistics = step(model, optimizer, key)
         if number % max(steps // 10, 1) == 0 or number == steps - 1:
-            # The loss is a mean over examples: N times as much is one example's own.
+            # The loss is a mean over examples: N times its gradient is one example's.
             entropy = [np.mean(s.relative_entropy, axis=0) for s in statistics]
             pressure = [
                 EXAMPLES**2 * np.mean(s.routing_pressure, axis=0) for s in statistics

@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+# Before JAX starts: a test spends its time compiling, not running. CI runs the laws and
+# attention on another Python without these flags.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", _QUICK)
+
 import hypothesis
 import jax
 import numpy as np

@@ -77,3 +77,19 @@ def statistics(query, key, value, upstream, mask, bias=None, factors=None):
         value_gradient_norm=jnp.sqrt(jnp.sum(value_gradient**2, axis=(1, 2))),
         fully_masked_rows=jnp.sum(number == 0, axis=1),
     )
+
+
+def heads(seed, length, sources, *, num_heads=2, d_k=5, d_v=3, dtype=np.float64):
+    """Query, key, value, upstream gradient, independent N(0, 1); NumPy."""
+    rng = np.random.default_rng(seed)
+    shapes = (length, d_k), (sources, d_k), (sources, d_v), (length, d_v)
+    return [
+        rng.normal(size=(size, num_heads, width)).astype(dtype)
+        for size, width in shapes
+    ]
+
+
+def pulled(function, query, key, value, upstream):
+    """Contexts, and the gradients of <upstream, contexts> for query, key, value."""
+    context, pull = jax.vjp(function, query, key, value)
+    return context, pull(upstream)

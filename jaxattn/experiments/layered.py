@@ -282,7 +282,7 @@ class Evaluation:
             log_bayes = jax.vmap(lambda x: log_beliefs(fields, x))(batch.inputs)
         return jnp.exp(layers.flat(layers.at(log_bayes, place)))
 
-    def _of_keys(self, heads, batch: Batch, key, draws: int) -> layers.Questions:
+    def _of_keys(self, heads, batch: Batch, key, draws: int) -> layers.Measured:
         which = self.sequences.spec.transformer.keys(self.sequences.fields)
         return layers.of_keys(heads, batch.inputs[: self.analysed], which, key, draws)
 

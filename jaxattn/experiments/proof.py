@@ -1,4 +1,4 @@
-"""The proof that the laws hold: what its config asks for."""
+"""The proof of the laws, resolved from a config."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ FIELDS: dict[str, Field] = {
     "shares.steps": integer(3, 1_000_000),
     **{n: f for n, f in head.FIELDS.items() if n.startswith(("model.", "run_arms"))},
 }
-# All is dense there, in float64, and no estimate of memory is made.
+# All is dense, in float64, without an estimate of memory.
 _SMALLER = {
     "task.length": integer(2, 2000),
     "task.d_x": integer(1, 1000),
@@ -71,7 +71,7 @@ class Shares(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What a short run is given."""
+    """Parameters and sequences of a short run."""
 
     params: Params
     problem: Problem
@@ -94,7 +94,7 @@ class ProofSettings:
     shares: Shares
     task: str
     causal: bool
-    draw: Callable[[jax.Array], Drawn]  # a seed's key -> what its short run is given
+    draw: Callable[[jax.Array], Drawn]  # a seed's key -> its short run
     arms: Mapping[str, Algorithm]
     gradient: GradientFunction  # by the laws, of one sequence
 
@@ -131,7 +131,7 @@ def _resolve(config: ConfigDict, catalogue: Catalogue) -> ProofSettings:
     def algorithm(name: str) -> Algorithm:
         arm = config.arms[name]
         own = catalogue.algorithms[arm.algorithm]
-        # Python's numbers, which are of either precision.
+        # Python's numbers, which take either precision.
         rates = {rate: arm[rate] for rate in own.rates(arm)}
         return own.head(kinds.static_fields(arm, KIND, own), rates, model)
 

@@ -1,4 +1,4 @@
-"""What a transformer loses without a part: KL to Bayes without each of them."""
+"""Ablation of a transformer: KL to Bayes without each part."""
 
 import math
 

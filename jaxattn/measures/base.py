@@ -1,4 +1,4 @@
-"""What a measure is: a number asked of a model, and the same under its null."""
+"""Measures: scalars computed from a model at every evaluation, beside their nulls."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,19 +9,19 @@ from jaxattn.tasks.base import Batch
 
 
 class Observed(NamedTuple):
-    """A model on one sequence, as a measure is given it."""
+    """A model and its output on one sequence: the argument of a measure."""
 
     params: Any
     batch: Batch
     log_bayes: jax.Array  # nats (T, C)
-    output: Any  # `attention.Forward` of a head, `transformer.Activations` of layers
+    output: Any  # `attention.Forward` of a head, `Activations` of a transformer
 
 
 class Measure(NamedTuple):
-    """A number asked of a model at every evaluation, beside its null.
+    """A scalar computed at every evaluation, beside its null.
 
-    Both are pure functions of what is observed and a random key, and give a scalar, NaN
-    where the question has no answer.
+    Both are pure functions of an `Observed` and a random key, and return a scalar, NaN
+    where it is undefined.
     """
 
     about: str  # for a row of a table

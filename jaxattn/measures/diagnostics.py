@@ -1,15 +1,14 @@
-"""What a head is doing: routing, usage, agreement, geometry, as pure functions.
+"""Diagnostics of a head: routing, usage, agreement and geometry; pure functions.
 
 The signals themselves (compatibility, advantage, column usage, prototype signals) are
-in `laws`, the entropy of attention in `attention`. Where a question has no answer (a
-query that sees nothing, a source that nobody uses, a vector without direction) the
-answer is marked as not `valid`, and left out of means; it is never NaN, also in
-gradients.
+in `laws`, the entropy of attention in `attention`. A number that is undefined (for a
+fully masked row, an unused source, a vector without direction) is not `valid`: means
+leave it out, and neither it nor its gradient is NaN.
 
-Points that all are the same have no axes, and differ by rounding alone as soon as they
-were computed: so what is asked of differences between numbers is asked of those beyond
-`rounding` only, see `centred`. A direction is taken as given: whoever makes vectors by
-subtraction, such as keys about their mean, has to leave out rounding before asking.
+Points that are all the same have no axes, but computed ones differ by rounding. So
+whatever is computed from differences counts only those beyond `rounding`, see
+`centred`. Directions are not checked: a caller that subtracts, as for keys about their
+mean, must set to 0 what is rounding.
 """
 
 from typing import NamedTuple
@@ -20,15 +19,17 @@ import jax.numpy as jnp
 
 from jaxattn.measures.measurement import (
     Measurement,
+    at_most_one,
     centred,
     differ,
     divided,
     mean,
+    norm,
     rounding,
 )
 from jaxattn.theory import attention, laws, m_steps
 
-# Also what lies in `measurement`, for those who call it from here.
+# Including the names of `measurement`, which users call from here.
 __all__ = [
     "Manifold",
     "Measurement",
@@ -60,10 +61,10 @@ __all__ = [
 
 
 class Orthogonality(NamedTuple):
-    """How the directions of vectors lie to each other."""
+    """Cosines between vectors."""
 
     absolute: Measurement  # mean |cos| over pairs: 0 orthogonal, 1 parallel or opposite
-    signed: Measurement  # mean cos over pairs: 1 all alike, below 0 apart
+    signed: Measurement  # mean cos over pairs: 1 all parallel
 
 
 class Manifold(NamedTuple):
@@ -78,27 +79,27 @@ class Manifold(NamedTuple):
 
 
 def relative_entropy(weight: jax.Array, mask=None) -> Measurement:
-    """Entropy of attention as a share of what a query could spread over.
+    """Entropy of attention as a share of its largest possible value.
 
-    H_i / log n_i, n_i the number of sources that i may look at
+    H_i / log n_i, n_i the number of unmasked sources of i
 
     Args:
       weight: a (T, S).
       mask: (T, S) boolean; None: no source is masked.
 
     Returns:
-      (T,) from 0 (one source) to 1 (all alike); not valid where n_i < 2: no choice.
+      (T,) from 0 (one source) to 1 (equal shares); not valid where n_i < 2.
     """
     chex.assert_rank(weight, 2)
     seen = jnp.ones(weight.shape, bool) if mask is None else jnp.asarray(mask)
     chex.assert_equal_shape([weight, seen])
     count = jnp.sum(seen, axis=1)
     choice = jnp.log(jnp.maximum(count, 1).astype(weight.dtype))
-    return _at_most_one(divided(attention.attention_entropy(weight), choice))
+    return at_most_one(divided(attention.attention_entropy(weight), choice))
 
 
 def effective_sources(weight: jax.Array) -> jax.Array:
-    """How many sources each query looks at, in effect.
+    """Effective number of sources of each query.
 
     exp H_i
 
@@ -106,26 +107,26 @@ def effective_sources(weight: jax.Array) -> jax.Array:
       weight: a (T, S).
 
     Returns:
-      (T,) from 1 to S; 0 for a query that looks nowhere.
+      (T,) from 1 to S; 0 for a fully masked row.
     """
     total = jnp.sum(weight, axis=1)
     sources = jnp.exp(attention.attention_entropy(weight))
-    # Times the total, 1 where a query looks at all, so that a NaN is not hidden.
+    # Times the total, 1 unless the row is fully masked, so that a NaN is not hidden.
     return jnp.where(total == 0, 0, sources * total / jnp.where(total == 0, 1, total))
 
 
 def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
-    """How hard the loss pulls at each query's attention.
+    """Variance of the compatibility under the attention weights.
 
-    Σ_j a_ij A_ij²: the variance of the compatibility under the weights
+    Σ_j a_ij A_ij²
 
     Args:
       weight: a (T, S).
       advantage: A (T, S).
 
     Returns:
-      (T,) in (nats per unit of compatibility)², 0 where attention is one-hot: the gate
-      is shut, however large the advantage of sources without attention.
+      (T,) in (nats per unit of compatibility)², 0 where attention is one-hot,
+      however large the advantages of sources without attention are.
 
     Source: the paper, section 8; `streaming.LawStatistics` has its sum over queries.
     """
@@ -135,31 +136,31 @@ def routing_pressure(weight: jax.Array, advantage: jax.Array) -> jax.Array:
 
 
 def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
-    """How differently the unmasked sources would serve each query.
+    """Mean absolute deviation of the compatibility over the unmasked sources.
 
-    (1 / n_i) Σ_j |b_ij - b̄_i|, over the n_i sources that i may look at, b̄_i their mean
+    (1 / n_i) Σ_j |b_ij - b̄_i|, over the n_i unmasked sources of i, b̄_i their mean
 
     Args:
       compatibility: b (T, S), from `laws.compatibility`.
       mask: (T, S) boolean; None: no source is masked.
 
     Returns:
-      (T,) in nats per unit of weight; 0 where there is no choice, or where they serve
-      alike but for rounding.
+      (T,) in nats per unit of weight; 0 where n_i < 2, or where compatibilities differ
+      by rounding only.
     """
     chex.assert_rank(compatibility, 2)
     seen = jnp.ones(compatibility.shape, bool) if mask is None else jnp.asarray(mask)
     chex.assert_equal_shape([compatibility, seen])
-    in_sight = jnp.where(seen, compatibility, 0)
+    unmasked = jnp.where(seen, compatibility, 0)
     seen = seen.astype(compatibility.dtype)
     equal = seen / jnp.maximum(jnp.sum(seen, axis=1, keepdims=True), 1)
-    mean_of_all = jnp.sum(equal * in_sight, axis=1, keepdims=True)
-    spread = jnp.sum(equal * jnp.abs(in_sight - mean_of_all), axis=1)
-    return jnp.where(spread <= jax.vmap(rounding)(in_sight), 0, spread)
+    mean_of_all = jnp.sum(equal * unmasked, axis=1, keepdims=True)
+    spread = jnp.sum(equal * jnp.abs(unmasked - mean_of_all), axis=1)
+    return jnp.where(spread <= jax.vmap(rounding)(unmasked), 0, spread)
 
 
 def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Measurement:
-    """How much of that difference the attention lets through to the scores.
+    """Ratio of the score gradient to `advantage_spread`.
 
     Σ_j a_ij |A_ij| / advantage_spread_i, so that Σ_j |∂L/∂s_ij| = gate_i · spread_i
 
@@ -169,9 +170,9 @@ def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Measurement:
       mask: (T, S) boolean; None: no source is masked.
 
     Returns:
-      (T,): 1 for equal shares; 0 for one-hot attention, which nothing can move; above 1
-      where attention lies on the best and the worst source. not valid where all serve
-      alike.
+      (T,): 1 for equal shares; 0 for one-hot attention, which has no score gradient;
+      above 1 where attention is on the best and the worst source. Not valid where the
+      spread is 0.
 
     Source: the law ∂L/∂s = -a ∘ A (the paper, section 3), summed over sources.
     """
@@ -182,27 +183,27 @@ def gate(weight: jax.Array, compatibility: jax.Array, mask=None) -> Measurement:
 
 
 def drift(weight: jax.Array, final: jax.Array) -> jax.Array:
-    """How far each query's attention is from where it ends.
+    """Total variation between each query's attention and its final attention.
 
-    ½ Σ_j |a_ij - a_ij at the end|, the total variation
+    ½ Σ_j |a_ij - final_ij|
 
     Args:
       weight: a (T, S).
       final: a (T, S).
 
     Returns:
-      (T,) from 0 (there) to 1 (nothing in common).
+      (T,) from 0 (equal) to 1 (disjoint).
     """
     chex.assert_rank([weight, final], 2)
     chex.assert_equal_shape([weight, final])
-    return _at_most_one(jnp.sum(jnp.abs(weight - final), axis=1) / 2)
+    return at_most_one(jnp.sum(jnp.abs(weight - final), axis=1) / 2)
 
 
 # --- sources
 
 
 def usage_entropy(usage: jax.Array) -> Measurement:
-    """How evenly attention is spread over sources, as a share of all alike.
+    """Entropy of the usage of sources, as a share of that of equal usage.
 
     -Σ_j p_j log p_j / log S, p_j = N_j / Σ N
 
@@ -210,35 +211,35 @@ def usage_entropy(usage: jax.Array) -> Measurement:
       usage: N (S,), from `laws.column_usage`.
 
     Returns:
-      From 0 (one source takes it all) to 1; not valid for one source, or without use.
+      From 0 (one source is used) to 1; not valid for one source, or if none is used.
     """
     chex.assert_rank(usage, 1)
     share = divided(usage, jnp.sum(usage))
     entropy = attention.attention_entropy(share.value[None])[0]
     choice = jnp.log(jnp.asarray(len(usage), usage.dtype))
-    return _at_most_one(divided(entropy, jnp.where(share.valid.all(), choice, 0)))
+    return at_most_one(divided(entropy, jnp.where(share.valid.all(), choice, 0)))
 
 
 def usage_gini(usage: jax.Array) -> Measurement:
-    """How unevenly attention is spread over sources.
+    """Gini coefficient of the usage of sources.
 
-    Σ_jk |N_j - N_k| / (2 S Σ N), the Gini coefficient
+    Σ_jk |N_j - N_k| / (2 S Σ N)
 
     Args:
       usage: N (S,), from `laws.column_usage`.
 
     Returns:
-      From 0 (all alike) to 1 - 1/S (one takes it all); not valid without use.
+      From 0 (equal usage) to 1 - 1/S (one source is used); not valid if none is.
     """
     chex.assert_rank(usage, 1)
     size = len(usage)
-    # Sorted, each differs from those before it by its own share: no S x S array.
+    # By ranks, without an S x S array.
     rank = 2 * jnp.arange(1, size + 1, dtype=usage.dtype) - size - 1
     return divided(jnp.vdot(rank, jnp.sort(usage)), size * jnp.sum(usage))
 
 
 def specialisation(weight: jax.Array, upstream: jax.Array) -> Measurement:
-    """How far the queries that use a source ask the same of it.
+    """Agreement of the upstream gradients of the queries that use a source.
 
     ‖Σ_i a_ij u_i‖ / Σ_i a_ij ‖u_i‖, the mean resultant length
 
@@ -247,35 +248,35 @@ def specialisation(weight: jax.Array, upstream: jax.Array) -> Measurement:
       upstream: u (T, d_v).
 
     Returns:
-      (S,) from 0 (their signals cancel) to 1 (one direction); not valid for a source
-      that no query with a signal uses.
+      (S,) from 0 (they cancel) to 1 (one direction); not valid for a source that no
+      query with u ≠ 0 uses.
 
     Source: the paper, section 8 (specialisation); mean resultant length: Mardia, Jupp,
     Directional Statistics, 2.3.
     """
     chex.assert_rank([weight, upstream], 2)
-    together, apart = _norm(weight.T @ upstream), weight.T @ _norm(upstream)
-    return _at_most_one(divided(together, apart))
+    together, apart = norm(weight.T @ upstream), weight.T @ norm(upstream)
+    return at_most_one(divided(together, apart))
 
 
 # --- geometry
 
 
 def orthogonality(vector: jax.Array) -> Orthogonality:
-    """How orthogonal the directions of keys, or other vectors, are to each other.
+    """Mean absolute and signed cosine between keys, or other vectors.
 
     mean over j ≠ k of |cos(k_j, k_k)|, and of cos(k_j, k_k)
 
     Args:
-      vector: (S, d); zero vectors have no direction, and are left out.
+      vector: (S, d); zero vectors have no direction and are left out.
 
     Returns:
       Orthogonality; not valid below two directions. In d dimensions random directions
-      have a mean |cos| near √(2 / π d): see `key_null` for what to compare with.
+      have a mean |cos| near √(2 / π d), see `key_null`.
     """
     chex.assert_rank(vector, 2)
     direction, has_one = _directions(vector)
-    cosine = _at_most_one(direction @ direction.T)
+    cosine = at_most_one(direction @ direction.T)
     pair = has_one[:, None] & has_one[None] & ~jnp.eye(len(vector), dtype=bool)
     return Orthogonality(
         mean(Measurement(jnp.abs(cosine), pair)), mean(Measurement(cosine, pair))
@@ -285,11 +286,11 @@ def orthogonality(vector: jax.Array) -> Orthogonality:
 def key_null(
     random_key: jax.Array, inputs: jax.Array, d_k: int, draws: int
 ) -> Orthogonality:
-    """The orthogonality of keys that nothing was learned by: K = X W, W random.
+    """Orthogonality of untrained keys: K = X W, W random.
 
     Args:
       random_key: of the draws.
-      inputs: X (S, d_x), those of the keys to be compared.
+      inputs: X (S, d_x), those of the keys to compare with.
       d_k: width of the keys.
       draws: how many W, of independent N(0, 1).
 
@@ -310,7 +311,7 @@ def key_null(
 def query_key_alignment(
     weight: jax.Array, query: jax.Array, key: jax.Array
 ) -> Measurement:
-    """How far each query points the way of the keys that it looks at.
+    """Cosine between each query and the keys, weighted by attention.
 
     Σ_j a_ij cos(q_i, k_j) / Σ_j a_ij, over keys that have a direction
 
@@ -320,29 +321,30 @@ def query_key_alignment(
       key: k (S, d_k).
 
     Returns:
-      (T,) from -1 to 1; not valid for a query without direction or that looks at none.
+      (T,) from -1 to 1; not valid for a query without direction, or a fully masked
+      row.
     """
     chex.assert_rank([weight, query, key], 2)
     (of_query, has_query), (of_key, has_key) = map(_directions, (query, key))
     used = jnp.where(has_query[:, None] & has_key[None], weight, 0)
     cosine = of_query @ of_key.T
-    return _at_most_one(divided(jnp.sum(used * cosine, axis=1), jnp.sum(used, axis=1)))
+    return at_most_one(divided(jnp.sum(used * cosine, axis=1), jnp.sum(used, axis=1)))
 
 
 def manifold(points: jax.Array) -> Manifold:
     """Principal axes of points, such as the values of all steps of a trajectory.
 
     The sign of an axis is such that its largest component, the first if several are,
-    is above 0; so the same points always look the same. Not to be differentiated: axes
-    of equal variance have no derivative.
+    is above 0, so that equal points give equal pictures. Not differentiable: axes of
+    equal variance have no derivative.
 
     Args:
-      points: (n, d); a trajectory (steps, S, d) as (steps S, d), so that all of it is
-        seen along one basis.
+      points: (n, d); a trajectory (steps, S, d) as (steps S, d), so that all of it
+        has one basis.
 
     Returns:
-      Manifold; the variance along an axis is 0 where it is rounding, so along all of
-      them for points that do not `differ`, whose axes mean nothing.
+      Manifold; a variance that is rounding is 0: all of them are for points that do
+      not `differ`, whose axes mean nothing.
     """
     chex.assert_rank(points, 2)
     centre = points[0] + jnp.mean(points - points[0][None], axis=0)
@@ -355,13 +357,13 @@ def manifold(points: jax.Array) -> Manifold:
 
 
 def coordinates(manifold: Manifold, points: jax.Array) -> jax.Array:
-    """Points (..., d) along the axes of a manifold: (..., k)."""
+    """Projects points (..., d) on the axes of a manifold: (..., k)."""
     flat = points.reshape(-1, points.shape[-1]) - manifold.centre[None]
     return (flat @ manifold.axes.T).reshape(*points.shape[:-1], -1)
 
 
 def explained(variance: jax.Array) -> Measurement:
-    """Share of the variance along each axis (k,); not valid if there is none at all."""
+    """Share of the variance along each axis (k,); not valid if the sum is 0."""
     chex.assert_rank(variance, 1)
     return divided(variance, jnp.sum(variance))
 
@@ -376,16 +378,21 @@ def leading_share(points: jax.Array, axes: int) -> Measurement:
     Returns:
       From min(axes / d, 1) to 1; not valid for points that do not `differ`, such as a
       single one.
+
+    Raises:
+      ValueError: fewer than 1 axis.
     """
     chex.assert_rank(points, 2)
+    if axes < 1:
+        raise ValueError(f"axes={axes!r}: must be 1 or more")
     about = centred(points)
     variance, _ = m_steps.eigh(about.T @ about / len(points))
     leading = jnp.sum(jnp.maximum(variance, 0)[-axes:])
-    return _at_most_one(divided(leading, jnp.sum(about**2) / len(points)))
+    return at_most_one(divided(leading, jnp.sum(about**2) / len(points)))
 
 
 def participation_ratio(variance: jax.Array) -> jax.Array:
-    """Over how many axes the variance is spread, in effect.
+    """Effective number of axes of the variance.
 
     (Σ λ)² / Σ λ²
 
@@ -393,7 +400,7 @@ def participation_ratio(variance: jax.Array) -> jax.Array:
       variance: λ (k,).
 
     Returns:
-      From 1 (a line) to k (a ball); 0 for a single point.
+      From 1 (a line) to k (a ball); 0 where all variances are.
     """
     share = explained(variance)
     ratio = divided(jnp.ones((), variance.dtype), jnp.sum(share.value**2))
@@ -402,45 +409,27 @@ def participation_ratio(variance: jax.Array) -> jax.Array:
 
 
 def dimension(variance: jax.Array, share: float) -> jax.Array:
-    """The fewest axes that hold a share of the variance, such as 0.95.
+    """Smallest number of axes that explain a share of the variance, such as 0.95.
 
     Args:
       variance: (k,), falling.
       share: above 0, at most 1.
 
     Returns:
-      Whole number from 1 to k; 0 for a single point.
+      An integer from 1 to k; 0 where all variances are.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share={share!r}: must be above 0, at most 1")
-    held = jnp.cumsum(variance)
+    explained_by = jnp.cumsum(variance)
     # To rounding: else the last of equal axes may be one too many.
-    missing = held < (share - 1e-6) * held[-1]
-    return jnp.where(held[-1] > 0, jnp.sum(missing) + 1, 0)
-
-
-def _at_most_one(shares: Measurement | jax.Array) -> Measurement | jax.Array:
-    """Shares and cosines without what rounding adds to 1; derivatives stay."""
-
-    def bounded(share: jax.Array) -> jax.Array:
-        above = jax.lax.stop_gradient(jnp.maximum(jnp.abs(share) - 1, 0))
-        return share - jnp.sign(share) * above
-
-    if isinstance(shares, Measurement):
-        return Measurement(bounded(shares.value), shares.valid)
-    return bounded(shares)
-
-
-def _norm(vector: jax.Array) -> jax.Array:
-    """Lengths along the last axis, whose gradient at 0 is 0."""
-    square = jnp.sum(vector**2, axis=-1)
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    missing = explained_by < (share - 1e-6) * explained_by[-1]
+    return jnp.where(explained_by[-1] > 0, jnp.sum(missing) + 1, 0)
 
 
 def _directions(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Unit vectors (n, d), and which vectors (n,) have a direction."""
-    # By the largest part first, or the square of a short one is 0.
+    # Divided by the largest entry first, or the square of a short vector is 0.
     size = jnp.max(jnp.abs(vector), axis=1, keepdims=True)
     scaled = vector / jnp.where(size > 0, size, 1)
-    measurement = divided(scaled, _norm(scaled)[:, None])
+    measurement = divided(scaled, norm(scaled)[:, None])
     return measurement.value, size[:, 0] > 0

@@ -1,10 +1,10 @@
-"""Claims about the geometry of attention as numbers, each beside its nulls.
+"""Measures of the geometry of attention, each beside its nulls.
 
-What arXiv 2512.22471 reads off pictures: an axis of posterior entropy, beliefs that a
-linear map can read out, orthogonal keys, attention that sharpens with depth. A number
-means something only beside what the same recipe finds where there is nothing to find.
-As in `diagnostics`, a question without an answer is not `valid`; but what is not finite
-in the inputs, such as a posterior from impossible evidence, shows as NaN.
+They quantify claims that arXiv 2512.22471 makes from pictures: an axis of posterior
+entropy, beliefs that a linear map can read out, orthogonal keys. A number means
+something only beside the same number where there is nothing to find. As in
+`diagnostics`, what is undefined is not `valid`; but inputs that are not finite, such as
+a posterior from impossible evidence, give NaN.
 """
 
 import functools
@@ -18,40 +18,40 @@ from jaxattn.measures import diagnostics
 from jaxattn.measures.diagnostics import Measurement
 from jaxattn.theory import m_steps
 
-# Not in the short floats that accelerators multiply in by default: ties would break.
+# In full precision, not the default of accelerators: ties would break.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class EntropyAxis(NamedTuple):
-    """How far the main axis of points is one of posterior entropy; |ρ| is Spearman's.
+    """Correlation of the main axis of points with posterior entropy; |ρ| is Spearman's.
 
     The paper's claim needs `found` well above both nulls.
     """
 
     found: Measurement  # |ρ| of the scores on the first principal axis
     random_direction: Measurement  # mean |ρ| of the scores on random directions
-    permuted: Measurement  # mean |ρ| of `found`'s scores with permuted entropies
-    one_axis: Measurement  # share of the variance on the first principal axis
-    two_axes: Measurement  # and on the first two
+    permuted: Measurement  # mean |ρ| of the same scores with permuted entropies
+    one_axis: Measurement  # share of the variance along the first principal axis
+    two_axes: Measurement  # and along the first two
 
 
 class ReadOut(NamedTuple):
-    """How well a linear map reads beliefs from features, on rows that it never saw."""
+    """How well a linear map reads beliefs from features, on held-out rows."""
 
     found: Measurement  # R², at most 1
-    permuted: Measurement  # R² of the map fitted to permuted beliefs: about 0, or below
+    permuted: Measurement  # R² of a map fitted to permuted beliefs: about 0, or below
 
 
 class KeyAxes(NamedTuple):
     """Mean |cos| between keys; 0 is orthogonal."""
 
     found: Measurement
-    random_keys: Measurement  # of Gaussian keys, as many and as wide
-    shuffled: Measurement  # of these keys, each coordinate permuted over them by itself
+    random_keys: Measurement  # of as many Gaussian keys of the same width
+    shuffled: Measurement  # of these keys, each coordinate permuted by itself
 
 
 def rank_correlation(x: jax.Array, y: jax.Array) -> Measurement:
-    """Spearman's rank correlation: how far y rises wherever x does.
+    """Spearman's rank correlation.
 
     ρ = Σ_i r_i s_i / √(Σ r² Σ s²), r and s the centred ranks, ties at their mean rank
 
@@ -61,7 +61,7 @@ def rank_correlation(x: jax.Array, y: jax.Array) -> Measurement:
 
     Returns:
       From -1 to 1; not valid if x or y is constant but for rounding (see
-      `diagnostics.differ`), NaN if a number in them is NaN.
+      `diagnostics.differ`), NaN if either has a NaN.
     """
     chex.assert_rank([x, y], 1)
     chex.assert_equal_shape([x, y])
@@ -80,30 +80,30 @@ def entropy_axis(
     draws: int,
     block: int,
 ) -> EntropyAxis:
-    """Whether points lie along one axis, ordered by posterior entropy.
+    """Measures whether points lie along one axis, ordered by posterior entropy.
 
     |ρ(z, H)|, z_i = (x_i - x̄) · e, e the first principal axis of the points
 
     Nulls, each a mean over draws of |ρ|, which is never below 0: random directions e
-    say what any axis of these points would show (as much as the first one, if they lie
-    on a line); permuted H what chance shows. With blocks of whole sequences the
-    permuted entropies are those of another sequence at the same position: then what
-    goes with position, as entropy often does, is in the null too, and where entropy is
-    a function of position alone the null is all that was found.
+    give what any axis of these points would (as much as the first one, if they lie on a
+    line); permuted H gives what chance does. With blocks of whole sequences the
+    permuted entropies are those of another sequence at the same position: the null then
+    includes what depends on position, as entropy often does, and equals the measure
+    where entropy is a function of position alone.
 
-    Entropies that differ by no more than rounding (64 eps of the largest) count as
-    tied, and so do scores (of the farthest point, or of the rounding that the points
-    came with, if they lie far from 0). The unit of the points does not matter.
+    Entropies that differ by at most 64 eps of the largest count as tied; so do scores,
+    relative to the farthest point, or to the rounding of the points if they are far
+    from 0. The unit of the points does not matter.
 
     Args:
       points: x (n, d), such as values or contexts, a row for each position.
       entropy: H (n,) of the exact posterior at each, in any unit.
       key: of the draws.
       draws: how many of either null, 1 or more.
-      block: so many rows, one behind the other, are permuted as one; divides n.
+      block: number of consecutive rows that are permuted as one; divides n.
 
     Returns:
-      EntropyAxis; not valid where all points, or all entropies, are the same but for
+      EntropyAxis; not valid where all points, or all entropies, are equal but for
       rounding.
 
     Raises:
@@ -121,7 +121,7 @@ def entropy_axis(
     shape = (draws, points.shape[1])
     direction = jax.random.normal(of_direction, shape, points.dtype)
     direction = jnp.concatenate([axes[:, -1][None], direction])
-    # All along the same way: the first axis, random ones, and last the entropies.
+    # All in one batch: the first axis, random ones, and last the entropies.
     rows = jnp.concatenate([_product(direction, centred.T), entropy[None]])
     longest = jnp.sqrt(jnp.max(jnp.sum(centred**2, axis=1)))
     eps = 64 * jnp.finfo(points.dtype).eps
@@ -154,29 +154,29 @@ def belief_read_out(
     *,
     ridge: jax.typing.ArrayLike,
 ) -> ReadOut:
-    """How well a linear map, with intercept, reads exact beliefs from features.
+    """Measures how well a linear map, with intercept, reads beliefs from features.
 
     W = argmin_D mean |(x - x̄) D - (β - β̄)|² + λ |D|²   over rows that are not held out
     R² = 1 - Σ |β - β̄ - (x - x̄) W|² / Σ |β - β̄|²        over rows that are
 
-    x̄ and β̄ are means over the rows fitted to, also in the held-out sum: so 0 is what
-    the best constant reaches that could be known without a look at the held-out rows,
-    and a map that has learned nothing has exactly 0, not a little below.
+    x̄ and β̄ are means over the fitted rows, also in the held-out sum: so 0 is what the
+    best constant from the fitted rows reaches, and a map that has learned nothing has
+    exactly 0.
 
     λ = ridge times the mean variance of a feature, so that neither the unit of the
-    features nor a rotation of them matters. Null: the same with the beliefs of the rows
-    fitted to permuted among them, once; the more features per row, the further below 0.
+    features nor a rotation of them matters. Null: the same with the beliefs of the
+    fitted rows permuted, once; the more features per row, the further below 0.
 
     Args:
       features: x (n, d), such as the residual stream.
       beliefs: β (n, C), probabilities.
-      held_out: (n,) boolean, True where the row is only judged. Hold out whole
-        sequences: the positions of one are too alike to judge each other.
+      held_out: (n,) boolean, True where the row is not fitted. Hold out whole
+        sequences: positions of the same sequence are not independent.
       key: of the permutation.
-      ridge: at least 0; at 0 the least-norm solution where there is a choice.
+      ridge: at least 0; 0 gives the least-norm solution.
 
     Returns:
-      ReadOut, classes pooled; not valid without rows of either kind, or where the
+      ReadOut, classes pooled; not valid without fitted or held-out rows, or where the
       held-out beliefs are all β̄ but for rounding.
     """
     chex.assert_rank([features, beliefs], 2)
@@ -189,7 +189,7 @@ def belief_read_out(
     first = jnp.argmin(held_out)
     x, known_to = _centred(features, fitted[:, 0], first)
     size, basis = m_steps.eigh(_product(x.T, fitted * x) / count)
-    # Where features vary by rounding only there is nothing to read from.
+    # Directions in which features vary by rounding only are left out.
     of_largest = 4 * len(size) * jnp.finfo(size.dtype).eps * jnp.max(size)
     felt = size > jnp.maximum(of_largest, known_to**2)
     x_turned = _product(x, basis)
@@ -204,7 +204,7 @@ def belief_read_out(
         alike = jnp.max(judged * jnp.abs(y)) <= known_to
         return diagnostics.divided(spread - missed, jnp.where(alike, 0, spread))
 
-    # Rows to be fitted to first, in their order; the same in a random one.
+    # Fitted rows first: in their order, and in a random one.
     chance = jax.random.uniform(key, held_out.shape)
     order, shuffled = jnp.argsort(held_out), jnp.argsort(jnp.where(held_out, 2, chance))
     answers = score(beliefs), score(beliefs.at[order].set(beliefs[shuffled]))
@@ -219,24 +219,23 @@ def belief_read_out(
 
 
 def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
-    """How orthogonal keys are to each other, beside keys that nothing was learned by.
+    """Measures how orthogonal keys are, beside random and shuffled keys.
 
     mean over j ≠ k of |cos(k_j, k_k)|: 0 orthogonal, 1 all along one line
 
     More keys than dimensions cannot be orthogonal. Nulls, each a mean over draws:
-    random Gaussian keys are as orthogonal as the width makes them, near √(2 / π d), so
-    small numbers need no learning where d is large; shuffled keys keep what each
-    coordinate takes on over the keys, such as an offset that all share, and lose which
-    of it belongs together.
+    random Gaussian keys have |cos| near √(2 / π d), so that small numbers need no
+    learning where d is large; shuffled keys have the same values in each coordinate,
+    such as an offset that all share, in random combinations.
 
     Args:
-      key_vectors: (n, d); zero vectors have no direction, and are left out.
+      key_vectors: (n, d); zero vectors have no direction and are left out.
       key: of the draws.
       draws: how many of either null, 1 or more.
 
     Returns:
-      KeyAxes; not valid below two directions. A direction is taken as it is given, see
-      `diagnostics`: of keys about their mean, rounding has to be made 0 first.
+      KeyAxes; not valid below two directions. Directions are not checked: of keys
+      about their mean, set to 0 what is rounding first, see `diagnostics`.
 
     Raises:
       ValueError: fewer than 1 draw.
@@ -248,7 +247,7 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
     of_random, of_order = jax.random.split(key)
 
     has_one = jnp.any(key_vectors != 0, axis=1)
-    place = jnp.argsort(~has_one, stable=True)  # those with a direction first
+    place = jnp.argsort(~has_one, stable=True)  # vectors with a direction first
 
     def shuffled(key: jax.Array) -> Measurement:
         chance = jax.random.uniform(key, key_vectors.shape)
@@ -273,11 +272,11 @@ def key_axes(key_vectors: jax.Array, key: jax.Array, *, draws: int) -> KeyAxes:
 
 
 def _ranks(x: jax.Array, tolerance: jax.typing.ArrayLike) -> jax.Array:
-    """Centred ranks (n,) from -1/2 to 1/2; what is within tolerance is tied."""
+    """Centred ranks (n,) from -1/2 to 1/2; numbers within tolerance are tied."""
     rising = jnp.sort(x)
     below = jnp.searchsorted(rising, x - tolerance, side="left")
     up_to = jnp.searchsorted(rising, x + tolerance, side="right")
-    # Whole numbers up to here, so that a constant has exactly 0.
+    # Integers up to here, so that a constant has exactly 0.
     return (below + up_to - len(x)).astype(x.dtype) / (2 * len(x))
 
 
@@ -295,7 +294,7 @@ def _sizes(ranks: jax.Array, other: jax.Array) -> Measurement:
 
 
 def _share(part: jax.Array, whole: jax.Array) -> Measurement:
-    """A part, as a share of all; never above 1 by rounding."""
+    """A part as a share of the whole, not above 1 by rounding."""
     value, valid = diagnostics.divided(part, whole)
     return Measurement(jnp.minimum(value, 1), valid)
 
@@ -305,17 +304,17 @@ def _centred(
 ) -> tuple[jax.Array, jax.Array]:
     """Points (n, d) about their mean, in a unit in which the largest number is 1.
 
-    Measured from a reference point first, so that what is constant is exactly 0, and
-    not rounding that the unit would blow up: `diagnostics.centred` of a part of them.
+    Relative to a reference point first, so that a constant is exactly 0, not rounding
+    that the unit would magnify: `diagnostics.centred` of some of them.
 
     Args:
       points: (n, d).
-      share: (n,) 1 for those that mean and unit are of, 0 for others.
+      share: (n,) 1 for points that define mean and unit, 0 for others.
       reference: index of one of these.
 
     Returns:
-      The points, and up to which difference they may be rounding. If all that have a
-      share differ by no more, so is all else that does not differ more from their mean.
+      The points, and the largest difference that may be rounding. If all points with
+      a share differ by no more, all others within it of their mean are 0, too.
     """
     moved = points - points[reference][None]
     total = jnp.maximum(jnp.sum(share), 1)
@@ -335,7 +334,7 @@ def _check_draws(draws: int) -> None:
 
 
 def _broken_if(broken: jax.Array, measurement: Measurement) -> Measurement:
-    """NaN, and known to be, where the inputs were no numbers."""
+    """NaN and valid, so that it is seen, where the inputs are not finite."""
     return Measurement(
         jnp.where(broken, jnp.nan, measurement.value), measurement.valid | broken
     )

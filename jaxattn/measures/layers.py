@@ -1,4 +1,4 @@
-"""What every layer and head of a transformer does, on several sequences, with nulls.
+"""Measures of every layer and head of a transformer, on several sequences.
 
 Letters in shapes: N sequences, T positions, n scored positions, L layers, H heads,
 d width of a head, C classes, S what a posterior is about.
@@ -21,11 +21,11 @@ _LAW_STATISTICS = (
     "value_gradient_norm",
 )
 
-# Question -> null, "" for what was found itself -> its value.
-Questions = dict[str, dict[str, jax.Array | diagnostics.Measurement]]
+# Name -> null, "" for the measure itself -> its value.
+Measured = dict[str, dict[str, jax.Array | diagnostics.Measurement]]
 
 
-def of_streams(activations, beliefs: jax.Array, place: jax.Array, key) -> Questions:
+def of_streams(activations, beliefs: jax.Array, place: jax.Array, key) -> Measured:
     """Measures how well beliefs are read from the residual stream after each layer.
 
     Args:
@@ -47,8 +47,8 @@ def of_streams(activations, beliefs: jax.Array, place: jax.Array, key) -> Questi
 
 def of_values(
     activations, log_bayes: jax.Array, place: jax.Array, key, draws: int
-) -> Questions:
-    """Measures whether what each layer's values deliver is ordered by entropy.
+) -> Measured:
+    """Measures whether each layer's contexts are ordered by posterior entropy.
 
     Args:
       activations: of the model on N sequences.
@@ -68,14 +68,14 @@ def of_values(
             entropy.reshape(-1),
             key,
             draws=draws,
-            block=place.shape[1],  # so that position is in the null
+            block=place.shape[1],  # so that the null includes position
         )
 
     def one(points: jax.Array):
-        # Where entropy is a matter of position, so is any axis of position.
+        # Where entropy depends on position, any axis of position is one of entropy.
         within = points - jnp.mean(points, axis=0)[None]
         rest = entropy - jnp.mean(entropy, axis=0)[None]
-        varies = jnp.max(jnp.abs(rest)) > 1e-4  # else rounding, which has an order too
+        varies = jnp.max(jnp.abs(rest)) > 1e-4  # rounding has an order, too
         rest = jnp.where(varies, rest, 0)
         return axis(points, entropy), axis(within, rest)
 
@@ -97,11 +97,11 @@ def of_values(
 
 def of_keys(
     heads: transformer.Heads, tokens: jax.Array, which: Keys, key, draws: int
-) -> Questions:
-    """Measures how orthogonal the keys of what a posterior is about are, by head.
+) -> Measured:
+    """Measures how orthogonal the keys of the posterior's symbols are, by head.
 
-    One for each kind of token, and without positions: equal tokens have equal keys,
-    and rotated ones would be compared by where they stand.
+    One key for each distinct token, before rotation: equal tokens have equal keys, and
+    cosines of rotated ones depend on their positions.
 
     Args:
       heads: from `by_head`, of N sequences.
@@ -157,9 +157,9 @@ def manifold(
 
 
 def law_statistics(architecture, params, batch: Batch) -> dict[str, jax.Array]:
-    """Computes what the laws say of each head (L, H), means over sequences.
+    """Computes the statistics of the laws of each head (L, H), means over sequences.
 
-    Each sequence's own loss counts; see `streaming` for the statistics.
+    Each sequence's own loss counts; see `streaming.LawStatistics`.
 
     Args:
       architecture: of the model.
@@ -204,23 +204,23 @@ def by_head(layers: tuple[transformer.Heads, ...]) -> transformer.Heads:
     return jax.tree.map(together, *layers)
 
 
-def found(questions: Questions) -> dict[str, jax.Array]:
-    """Selects what was found itself, NaN where it is not valid."""
-    return {name: _or_nan(of_name[""]) for name, of_name in questions.items()}
+def found(measured: Measured) -> dict[str, jax.Array]:
+    """Selects the measures themselves, NaN where not valid."""
+    return {name: _or_nan(of_name[""]) for name, of_name in measured.items()}
 
 
-def nulls(questions: Questions) -> dict[str, jax.Array]:
-    """Selects the nulls, as NAME_NULL, NaN where one is not valid."""
+def nulls(measured: Measured) -> dict[str, jax.Array]:
+    """Selects the nulls, as NAME_NULL, NaN where not valid."""
     return {
         name + null: _or_nan(value)
-        for name, of_name in questions.items()
+        for name, of_name in measured.items()
         for null, value in of_name.items()
         if null
     }
 
 
 def mean(measurement: diagnostics.Measurement, axes: tuple[int, ...]) -> jax.Array:
-    """Averages what is valid along some axes; NaN where nothing is."""
+    """Averages the valid numbers along some axes; NaN where none is."""
     count = jnp.sum(measurement.valid, axis=axes)
     total = jnp.sum(jnp.where(measurement.valid, measurement.value, 0), axis=axes)
     return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)

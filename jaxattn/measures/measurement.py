@@ -1,4 +1,4 @@
-"""Numbers that may not be valid, and when two of them differ at all."""
+"""Numbers that may not be valid, and which differences are rounding."""
 
 from typing import NamedTuple
 
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 
 class Measurement(NamedTuple):
-    """Numbers, and which of them answer the question; the others are 0."""
+    """Numbers, and which of them are defined; the others are 0."""
 
     value: jax.Array
     valid: jax.Array  # boolean, of the same shape
 
 
 def rounding(numbers: jax.Array) -> jax.Array:
-    """Differences of numbers up to here may be rounding: 8 ε max |x|, ε of their type.
+    """Largest difference that may be rounding: 8 ε max |x|, ε of the dtype.
 
     Args:
       numbers: of any shape; those that are not finite are left out.
@@ -31,11 +31,10 @@ def differ(points: jax.Array, of: jax.Array | None = None) -> jax.Array:
 
     Args:
       points: x (n, ...).
-      of: the numbers that they are differences of, whose rounding they have; None: the
-        points.
+      of: what they are differences of, which sets the rounding; None: the points.
 
     Returns:
-      Boolean; True if a number is not finite, so that it shows and is not hidden.
+      Boolean; True if a number is not finite, so that it is not hidden.
     """
     extent = jnp.max(jnp.max(points, axis=0) - jnp.min(points, axis=0))
     alike = extent <= rounding(points if of is None else of)
@@ -45,8 +44,8 @@ def differ(points: jax.Array, of: jax.Array | None = None) -> jax.Array:
 def centred(points: jax.Array) -> jax.Array:
     """Points (n, d) about their mean, all 0 if they do not `differ`.
 
-    Measured from the first, so that far from the origin the mean's own rounding is no
-    direction either.
+    Relative to the first point, so that far from the origin the rounding of the mean
+    is no direction either.
     """
     chex.assert_rank(points, 2)
     moved = points - points[0][None]
@@ -62,7 +61,7 @@ def mean(measurement: Measurement) -> Measurement:
 
 
 def divided(above: jax.Array, below: jax.Array) -> Measurement:
-    """A ratio, valid where it is not of something to nothing.
+    """Divides, valid where the divisor is above 0.
 
     Args:
       above: of any sign.
@@ -72,3 +71,21 @@ def divided(above: jax.Array, below: jax.Array) -> Measurement:
     return Measurement(
         jnp.where(valid, above / jnp.where(below > 0, below, 1), 0), valid
     )
+
+
+def at_most_one(shares: Measurement | jax.Array) -> Measurement | jax.Array:
+    """Removes what rounding adds to shares and cosines of 1; derivatives stay."""
+
+    def bounded(share: jax.Array) -> jax.Array:
+        above = jax.lax.stop_gradient(jnp.maximum(jnp.abs(share) - 1, 0))
+        return share - jnp.sign(share) * above
+
+    if isinstance(shares, Measurement):
+        return Measurement(bounded(shares.value), shares.valid)
+    return bounded(shares)
+
+
+def norm(vector: jax.Array) -> jax.Array:
+    """Lengths along the last axis, whose gradient at 0 is 0."""
+    square = jnp.sum(vector**2, axis=-1)
+    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)

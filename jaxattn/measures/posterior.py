@@ -1,7 +1,7 @@
-"""How close a model's predictive is to the exact posterior, position by position.
+"""Distances of a model's predictive from the exact posterior, position by position.
 
-In bits. NaN is how a task flags impossible evidence: it comes through every number
-here, never hidden. -inf in `log_bayes` is a class that Bayes rules out.
+In bits. A task flags impossible evidence by NaN, which every number here passes on.
+-inf in `log_bayes` is a class that Bayes rules out.
 """
 
 import math
@@ -15,7 +15,7 @@ from jaxattn.theory import losses
 
 
 class Calibration(NamedTuple):
-    """What Bayes says where the model says p, in bins of p, and how far apart."""
+    """Mean probability by Bayes, in bins of the probability p by the model."""
 
     predicted: jax.Array  # (bins,) mean p of the model; NaN in an empty bin
     exact: jax.Array  # (bins,) mean β of Bayes; NaN in an empty bin
@@ -24,7 +24,7 @@ class Calibration(NamedTuple):
 
 
 def kl(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
-    """Distance from the exact posterior to the model.
+    """KL divergence from the exact posterior to the model.
 
     KL_i = Σ_c β_ic (log₂ β_ic - log₂ p_ic),  at least 0
 
@@ -33,15 +33,15 @@ def kl(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
       logit: the model's (T, C).
 
     Returns:
-      (T,) in bits: 0 only where they agree, inf where the model rules out what Bayes
-      does not. Its mean over positions is `losses.kl_to_bayes` / log 2.
+      (T,) in bits: 0 only where they are equal, inf where the model rules out what
+      Bayes does not. Its mean over positions is `losses.kl_to_bayes` / log 2.
     """
     _check(log_bayes, logit, rank=2)
     return _each(losses.kl_to_bayes)(log_bayes, logit) / math.log(2)
 
 
 def total_variation(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
-    """Largest difference in the probability that both give to any set of classes.
+    """Total variation between the exact posterior and the model.
 
     ½ Σ_c |β_ic - p_ic|
 
@@ -50,7 +50,7 @@ def total_variation(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
       logit: the model's (T, C).
 
     Returns:
-      (T,) from 0 (they agree) to 1 (nothing in common); at most √(KL ln 2 / 2).
+      (T,) from 0 (equal) to 1 (disjoint); at most √(KL ln 2 / 2).
 
     Source: the bound: Pinsker's inequality, with KL in bits.
     """
@@ -75,13 +75,13 @@ def entropy(logit: jax.Array) -> jax.Array:
 
 
 def entropy_error(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
-    """How far the model's entropy is from that of the exact posterior, on a sequence.
+    """Absolute error of the model's entropy, on a sequence.
 
     |H_i(model) - H_i(Bayes)|
 
-    Its mean over sequences is the mean absolute of per-sequence differences, in which
-    errors of opposite sign do not cancel. It can be 0 where the model is wrong: any
-    permutation of the posterior has its entropy. See `kl`, which cannot.
+    In its mean over sequences errors of opposite sign do not cancel. It can be 0 where
+    the model is wrong, since any permutation of the posterior has the same entropy;
+    `kl` cannot.
 
     Args:
       log_bayes: log β (T, C), nats.
@@ -95,13 +95,12 @@ def entropy_error(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
 
 
 def averaged_entropy_error(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
-    """How far the entropy averaged over sequences is from that of the posterior.
+    """Absolute error of the model's entropy averaged over sequences.
 
     |mean_n H_ni(model) - mean_n H_ni(Bayes)|
 
-    It can be 0 where every single sequence is wrong: sequences on which the model is
-    too sure make up for others on which it is not sure enough. At most the mean over
-    sequences of `entropy_error`.
+    It can be 0 where every single sequence is wrong, since errors of opposite sign
+    cancel. At most the mean over sequences of `entropy_error`.
 
     Args:
       log_bayes: log β of all sequences together (N, T, C), nats.
@@ -120,25 +119,26 @@ def averaged_entropy_error(log_bayes: jax.Array, logit: jax.Array) -> jax.Array:
 def calibration(
     log_bayes: jax.Array, logit: jax.Array, weight: jax.Array, bins: int
 ) -> Calibration:
-    """Whether Bayes says p, on average, where the model says p.
+    """Calibration of the model against the exact posterior.
 
     error = Σ_bins share |mean p - mean β|, over all pairs of a position and a class
 
-    Measured against the exact posterior, not against drawn targets, so their noise does
-    not enter. Calibrated is not informed: the model that always says the average of all
-    posteriors has error 0. All C classes of a position count, also those that are
-    nearly ruled out, so the error is at most 2/C times the mean total variation.
+    Drawn targets, and their noise, do not enter. A calibrated model need not know
+    anything: one that always predicts the average of all posteriors has error 0. All C
+    classes of a position count, also those that are nearly ruled out, so the error is
+    at most 2/C times the mean total variation.
 
     Args:
       log_bayes: log β of all sequences together (N, T, C), nats.
       logit: the model's (N, T, C).
-      weight: of each position (N, T), at least 0; each of its classes has a C-th.
-      bins: how many, of equal width in p from 0 to 1; a p on an edge is in the upper.
+      weight: of each position (N, T), at least 0; each class has 1/C of it.
+      bins: how many, of equal width in p from 0 to 1; an edge belongs to the upper
+        bin.
 
     Returns:
       Calibration. A bin without weight is empty: NaN means, share 0. If every weight
-      is zero, all bins are, and the error is 0. A position that is NaN makes the means
-      of the bins that it falls in, and the error, NaN, whatever its weight.
+      is zero, all bins are empty, and the error is 0. A position that is NaN makes
+      the means of its bins, and the error, NaN, whatever its weight.
 
     Raises:
       ValueError: fewer than 1 bin.
@@ -152,7 +152,7 @@ def calibration(
     share = jnp.broadcast_to(share.reshape(*weight.shape, 1) / p.shape[2], p.shape)
     bin_of = jnp.floor(jnp.where(jnp.isnan(p), 0, p) * bins).astype(jnp.int32)
     bin_of = jnp.minimum(bin_of, bins - 1)
-    # The gap is summed as such: the difference of two sums would be mostly rounding.
+    # The gap is summed itself: the difference of two sums would be mostly rounding.
     terms = jnp.stack([share, share * p, share * beta, share * (p - beta)], axis=3)
 
     def sums(terms: jax.Array, bin_of: jax.Array) -> jax.Array:
@@ -166,11 +166,11 @@ def calibration(
 
 
 def _check(log_bayes: jax.Array, logit: jax.Array, rank: int) -> None:
-    """Both are predictives of the same positions."""
+    """Checks that both are predictives of the same positions."""
     chex.assert_rank([log_bayes, logit], rank)
     chex.assert_equal_shape([log_bayes, logit])
 
 
 def _each(mean_over_positions):
-    """Of every position by itself what a loss averages over them."""
+    """Computes for each position what a loss averages over positions."""
     return jax.vmap(lambda *rows: mean_over_positions(*(row[None] for row in rows)))

@@ -1,11 +1,11 @@
-"""How close a model is to its targets and to exact Bayes, on one sequence."""
+"""Scores of a model on one sequence, against its targets and exact Bayes."""
 
 import jax
 
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import losses
 
-# In nats, but for the accuracy.
+# In nats, except the accuracy.
 NAMES = ("loss", "bayes_nll", "kl", "accuracy", "predictive_entropy")
 
 

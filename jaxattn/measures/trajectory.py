@@ -1,6 +1,6 @@
-"""What a head did while it trained, from its weights at every evaluation.
+"""Diagnostics of a head along its training, from its weights at every evaluation.
 
-All of it is seen on the same sequence, with each query's own loss in nats: that of a
+All are computed on one sequence. Each query's own loss counts, in nats: the loss of the
 sequence is their mean.
 """
 
@@ -15,18 +15,18 @@ from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention, laws
 from jaxattn.theory.attention import Params
 
-# Of every evaluation; as in `diagnostics`, means over queries or sources, but for the
-# gate, the ratio of the means of the two beside it.
+# One number an evaluation; as in `diagnostics`, means over queries or sources, but for
+# the gate, the ratio of the means of `score_gradient` and `advantage_spread`.
 CURVES = (
-    "attention_drift",  # to where this head ends
+    "attention_drift",  # to the final attention of this head
     "relative_entropy",
     "effective_sources",
     "routing_pressure",
-    "score_gradient",  # Σ_j |∂ℓ_i/∂s_ij|, the next two multiplied
+    "score_gradient",  # Σ_j |∂ℓ_i/∂s_ij|, the product of the next two
     "advantage_spread",
     "gate",
-    "value_gradient",  # ‖∂L/∂v_j‖ of the summed loss, after a norm if there is one
-    "usage_entropy",  # of the usage in units of that of equal shares
+    "value_gradient",  # ‖∂L/∂v_j‖ of the summed loss, v after the LayerNorm if any
+    "usage_entropy",  # of the usage, in units of the usage by equal shares
     "usage_gini",  # likewise
     "specialisation",
     "key_orthogonality",
@@ -35,17 +35,17 @@ CURVES = (
     "value_dimension",  # participation ratio of the values
 )
 
-# Of a run as a whole: the share of the values' motion along two principal axes, and
-# that of random walks of the same steps: in any direction, or in those that the loss
-# can pull.
+# One number a run: the share of the values' motion along two principal axes, and that
+# of random walks with the same step lengths, in all directions or in the span of the
+# read-out.
 TRAITS = ("path_share", "walk_share", "readout_walk_share")
 
-# At some evaluations.
+# Arrays at some evaluations.
 SNAPSHOTS = ("attention", "query", "key", "value", "upstream", "target")
 
 
 class Retraced(NamedTuple):
-    """What was found; NaN where a question has no answer."""
+    """Diagnostics of a trajectory, NaN where one is not valid."""
 
     curves: dict[str, jax.Array]  # of `CURVES` -> (E,)
     traits: dict[str, jax.Array]  # of `TRAITS` -> scalar
@@ -54,11 +54,11 @@ class Retraced(NamedTuple):
 def retrace(
     trail: Params, batch: Batch, mask, key: jax.Array, *, value_norm: bool
 ) -> Retraced:
-    """Looks back at a head along its way.
+    """Computes the diagnostics of a head along its training.
 
     Args:
       trail: weights at each of E evaluations, as leading axis.
-      batch: one sequence, on which to look.
+      batch: one sequence.
       mask: boolean (T, T) or None.
       key: of the random walks.
       value_norm: whether the head has a LayerNorm on its values.
@@ -76,7 +76,7 @@ def retrace(
         f = forward(params)
         return _measured(f, _own_upstream(params, f, batch), mask, final), f.value
 
-    # One after another: what is kept of each is small.
+    # One after another: the result of each is small.
     curves, values = jax.lax.map(one, trail)
     shares = path_shares(values, trail.w_o, key)
     return Retraced(curves, dict(zip(TRAITS, map(_or_nan, shares), strict=True)))
@@ -85,7 +85,7 @@ def retrace(
 def snapshots(
     trail: Params, batch: Batch, mask, *, value_norm: bool
 ) -> dict[str, jax.Array]:
-    """Arrays of a head at K evaluations, see `retrace`.
+    """Computes arrays of a head at K evaluations, see `retrace`.
 
     Returns:
       Each of `SNAPSHOTS` -> (K, ...).
@@ -110,11 +110,11 @@ def _measured(
 ) -> dict[str, jax.Array]:
     b = laws.compatibility(upstream, f.value)
     advantage = laws.advantage(f.weight, b)
-    # In units of that of equal shares, or a causal mask alone would be unequal.
+    # In units of that by equal shares, or a causal mask alone would be unequal.
     equal = attention.weights(jnp.zeros_like(f.weight), mask)
     usage = laws.column_usage(f.weight), laws.column_usage(equal)
     usage = diagnostics.divided(*usage).value
-    # Of the means, so that they still multiply to the mean of the gradients.
+    # A ratio of means, so that gate times spread is the mean score gradient.
     force = jnp.mean(jnp.sum(jnp.abs(laws.score_gradient(f.weight, advantage)), axis=1))
     spread = jnp.mean(diagnostics.advantage_spread(b, mask))
     value_gradient = laws.value_gradient(f.weight, upstream)
@@ -152,16 +152,16 @@ def _measured(
 def path_shares(
     values: jax.Array, w_o: jax.Array, key: jax.Array
 ) -> tuple[diagnostics.Measurement, ...]:
-    """Share of two axes in how values (E, S, d_v) move, and in two random walks.
+    """Share of two axes in the motion of values (E, S, d_v), and in two random walks.
 
-    not valid for values that stay where they are but for rounding.
+    Not valid for values that do not move but for rounding.
     """
     steps = jnp.diff(values, axis=0)
     length = jnp.linalg.norm(steps, axis=2, keepdims=True)
     any_key, readout_key = jax.random.split(key)
     anywhere = jax.random.normal(any_key, steps.shape, values.dtype)
     # u = δ W_Oᵀ, and the δ of a position sums to zero. Plain gradients move values in
-    # these directions alone; those of a normed value, and Adam's steps, leave them.
+    # this span alone; those of a normed value, and Adam's steps, leave it.
     num_steps, num_sources, _ = steps.shape
     shape = (num_steps, num_sources, w_o.shape[2])
     pull = jax.random.normal(readout_key, shape, values.dtype)

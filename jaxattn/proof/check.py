@@ -1,4 +1,4 @@
-"""The check: what every law says, against autodiff and against central differences."""
+"""Checks every law against autodiff and against central differences."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ PASSES = tuple(itertools.product(PRECISIONS, TRANSFORMATIONS))
 
 
 class Check(NamedTuple):
-    """What `check` found."""
+    """Errors of all laws, from `check`."""
 
     # law -> precision -> transformation -> witness -> error (seeds,)
     errors: dict[str, dict[str, dict[str, dict[str, np.ndarray]]]]
@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """A law that broke a bound, at its worst seed."""
+    """A law whose error is above its bound, at its worst seed."""
 
     law: str
     precision: str
@@ -54,7 +54,7 @@ class Broken(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Problems of one shape, with all that their laws are given and measured by."""
+    """Problems of one shape, with arguments of the laws and evidence."""
 
     cases: Case  # stacked
     evidence: dict[str, Evidence]  # stacked
@@ -62,27 +62,25 @@ class Gathered(NamedTuple):
 
 
 class Line(NamedTuple):
-    """How a claim is put to the test: the stages are shifted, an outcome is read."""
+    """A line for central differences: shifts of the stages, and a reading."""
 
     shift: dict[str, chex.ArrayTree]  # of stages, for a step of 1
     output: str  # of `Outcome`
-    reading: jax.Array  # ⟨reading, outcome⟩ is the value whose slope is taken
-    probe: chex.ArrayTree  # ⟨probe, claim⟩ is the slope that is claimed
+    reading: jax.Array  # ⟨reading, outcome⟩ is the value to differentiate
+    probe: chex.ArrayTree  # ⟨probe, claim⟩ is its claimed slope
     scale: chex.ArrayTree  # typical size of the probe, leaf by leaf
 
 
 def deal_shapes(
     rng: np.random.Generator, number: int, longest: int, widest: int
 ) -> tuple[Shape, ...]:
-    """Random shapes, small ones as likely as large ones: log-uniform from 1 up.
-
-    With a single class there is nothing to learn: there are two at least.
+    """Draws random shapes, log-uniform from 1 up, with at least two classes.
 
     Args:
       rng: source of randomness.
-      number: how many. The first has room for every law: at least 3 of everything, 2
-        groups of 2 heads, and fewer classes than a value is wide. The second is all
-        ones, with more. The others are as they come.
+      number: how many. The first tests every law: at least 3 of everything, 2 groups
+        of 2 heads, and fewer classes than a value is wide. The second is all ones, but
+        for 2 classes.
       longest: most queries and sources, at least 3.
       widest: the largest of any width, at least 3.
 
@@ -113,21 +111,21 @@ def check(
     shapes: Sequence[Shape],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Check:
-    """Checks every law on random problems, three ways, in every precision.
+    """Checks every law on random problems, in every precision and transformation.
 
-    An error is the norm of a difference relative to the norm of autodiff's answer in
-    float64, for each array of the answer, and the worst of them. Where an answer is
-    what terms a hundred times its size leave when they cancel, it is relative to a
-    hundredth of these, and the problem does not count as a test of the law. Errors of
-    a law that makes weights of scores are divided by the largest score, see
-    `claims.conditioning`. A law in float32 is given arguments rounded to it. A claim
-    that is not finite, or of another shape or type, has error inf.
+    An error is the norm of a difference relative to the norm of autodiff's result in
+    float64, for each array of the result, and the largest of these. Where the terms of
+    a result are over a hundred times its size and cancel, it is relative to a hundredth
+    of them, and the problem does not count as a test of the law. Errors of a law that
+    computes weights from scores are divided by the largest score, see
+    `claims.conditioning`. A law in float32 gets arguments rounded to it. A claim that
+    is not finite, or of another shape or type, has error inf.
 
     Args:
       seeds: how many problems, dealt to the shapes and to `KINDS` in turn.
-      root: all randomness is drawn from this and a problem's number.
+      root: seed of all randomness, with a problem's number.
       shapes: sizes; each is compiled once.
-      progress: told how many of all `passes` were done since it was last called.
+      progress: called with the number of `passes` done since the last call.
 
     Returns:
       Check.
@@ -171,25 +169,25 @@ def check(
 
 
 def passes(seeds: int, shapes: Sequence[Shape]) -> int:
-    """How many passes over all laws `check` makes, for a progress bar."""
+    """Counts the passes of `check` over all laws, for a progress bar."""
     return len(np.unique(deal(seeds, len(shapes))[0])) * (1 + len(PASSES))
 
 
 def deal(seeds: int, shapes: int) -> tuple[np.ndarray, list[str]]:
-    """Number of the shape, and kind, of each seed: all kinds with all shapes."""
+    """Deals shape numbers and kinds to seeds: all kinds with all shapes."""
     seed = np.arange(seeds)
     return seed // len(KINDS) % shapes, [KINDS[n % len(KINDS)] for n in seed]
 
 
 def broken(found: Check, bounds: Bounds) -> list[Broken]:
-    """The bounds that were broken; empty if every law holds.
+    """Lists the bounds that are broken; none if every law holds.
 
     Args:
       found: from `check`.
       bounds: largest allowed errors.
 
     Returns:
-      One entry for each law, precision, transformation and witness that is off.
+      One entry for each law, precision, transformation and witness above its bound.
     """
     faults = []
     for law, by_precision in found.errors.items():
@@ -210,7 +208,7 @@ def broken(found: Check, bounds: Bounds) -> list[Broken]:
 
 
 def gather(problems: Sequence[Problem]) -> Gathered:
-    """What autodiff and differences say of problems of one shape, in float64."""
+    """Gathers evidence by autodiff and differences, in float64, of one shape."""
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *problems)
     with exact():
         cases, evidence = jax.device_get(jax.jit(jax.vmap(_evidence))(stacked))
@@ -218,7 +216,7 @@ def gather(problems: Sequence[Problem]) -> Gathered:
 
 
 def weighed(gathered: Gathered) -> dict[str, np.ndarray]:
-    """Law -> for each problem, whether the answer is more than rounding (problems,)."""
+    """Law -> whether each problem's result is more than rounding (problems,)."""
 
     def is_more(evidence: Evidence) -> np.ndarray:
         true, terms = (norms_of(x, gathered.number) for x in evidence[:2])
@@ -230,12 +228,12 @@ def weighed(gathered: Gathered) -> dict[str, np.ndarray]:
 def measure(
     gathered: Gathered, precision: str, transformation: str
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Errors of every law as it stands now.
+    """Computes the errors of every law.
 
     Args:
       gathered: from `gather`.
       precision: one of `PRECISIONS`, of the law and its arguments.
-      transformation: one of `TRANSFORMATIONS`, that the law is under.
+      transformation: one of `TRANSFORMATIONS` of the law.
 
     Returns:
       Law -> witness -> error (problems,), see `check`.
@@ -249,7 +247,7 @@ def measure(
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Float64, and products in full precision on GPUs too: settings of a thread."""
+    """Sets float64, and products in full precision also on GPUs, for this thread."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
 
@@ -262,7 +260,7 @@ def _cast(dtype: jax.typing.DTypeLike, leaf: np.ndarray) -> jax.Array:
 def _claims(
     cases: Case, number: int, dtype: jax.typing.DTypeLike, transformation: str
 ) -> dict[str, chex.ArrayTree]:
-    """What every law says of every case, stacked."""
+    """Computes every law on every case, stacked."""
 
     def by_hand(c: Case) -> dict[str, chex.ArrayTree]:
         return {name: claims.claim(law, c) for name, law in LAWS.items()}
@@ -290,14 +288,14 @@ def _evidence(problem: Problem) -> tuple[Case, dict[str, Evidence]]:
 
 
 def _evidence_on(variant: str, case: Case) -> dict[str, Evidence]:
-    """Evidence on all laws of a variant, from one forward pass compiled once."""
+    """Gathers evidence on all laws of a variant, by one compiled forward pass."""
     of_variant = {name: law for name, law in LAWS.items() if law.variant == variant}
     at, dl = getattr(case, variant)
     upstream = dl.context if variant == "plain" else None
     rest, _ = reference.forward(case.problem, variant, {}, upstream)
     lines = {name: _line(law, case, rest) for name, law in of_variant.items()}
 
-    # Only what some law shifts or reads, or far more would be compiled.
+    # Only stages that some law shifts or reads, or far more would be compiled.
     still = {
         name: jax.tree.map(jnp.zeros_like, getattr(at, name))
         for name in sorted({name for line in lines.values() for name in line.shift})
@@ -351,7 +349,7 @@ def _evidence_on(variant: str, case: Case) -> dict[str, Evidence]:
 
 
 def _line(law: Gradient | Motion, case: Case, rest: Outcome) -> Line:
-    """A random line for a law."""
+    """Draws a random line for a law."""
     at, dl = getattr(case, law.variant)
     if isinstance(law, Gradient):
         like = law.like(case, at, dl)
@@ -360,7 +358,7 @@ def _line(law: Gradient | Motion, case: Case, rest: Outcome) -> Line:
         shift = law.push(case, probe)
         return Line(shift, "loss", jnp.ones_like(rest.loss), probe, scale)
     shift = law.shift(case, at, dl)
-    # As fast as no stage moves by more than its own size.
+    # The largest scale at which no stage moves by more than its own size.
     fits = [
         jax.tree.map(lambda x, d: _typical(x) / _typical(d), getattr(at, name), d)
         for name, d in shift.items()
@@ -372,7 +370,7 @@ def _line(law: Gradient | Motion, case: Case, rest: Outcome) -> Line:
 
 
 def _gradient(law: Gradient, case: Case) -> chex.ArrayTree:
-    """Autodiff's gradient for a law's coordinates, by the chain rule."""
+    """Computes the gradient for a law's coordinates by autodiff, by the chain rule."""
     at, dl = getattr(case, law.variant)
     nowhere = jax.tree.map(jnp.zeros_like, law.like(case, at, dl))
     shift, pull = jax.vjp(lambda direction: law.push(case, direction), nowhere)
@@ -384,7 +382,7 @@ def _stack(trees: list) -> chex.ArrayTree:
 
 
 def _normal(noise: jax.Array, tree: chex.ArrayTree) -> chex.ArrayTree:
-    """A tree of N(0, 1), cut from a vector of them."""
+    """Fills a tree with N(0, 1), from a vector of them."""
     leaves, structure = jax.tree.flatten(tree)
     ends = np.cumsum([leaf.size for leaf in leaves])
     parts = [

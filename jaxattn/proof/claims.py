@@ -1,7 +1,7 @@
-"""What each law claims to be the derivative of.
+"""Each law as a claim: the derivative that it should equal.
 
-A law is given arguments from autodiff, not from other laws, so that a wrong one is
-named alone.
+Arguments of a law come from autodiff, not from other laws, so that a wrong law is named
+alone.
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxattn.theory import attention, laws, losses
 from jaxattn.theory.attention import Params
 
 Tree = chex.ArrayTree
-# Of a case, and of a variant's stages and the gradients of the loss for them.
+# A function of a case, a variant's stages, and the gradients of the loss for them.
 Rule = Callable[[Case, Stages, Stages], Tree]
 
 
@@ -29,42 +29,42 @@ class Gradient(NamedTuple):
     variant: str
     # Shift of the stages for a direction in these coordinates; linear in it.
     push: Callable[[Case, Tree], dict[str, Tree]]
-    like: Rule  # the coordinates, or what has their shape and typical size
+    like: Rule  # the coordinates, or an array of their shape and typical size
     terms: Rule | None = None  # see `terms`
     of_scores: bool = False  # see `conditioning`
 
 
 class Motion(NamedTuple):
-    """A claim of how an outcome moves, to first order, when stages are shifted."""
+    """A claim to be the first-order change of an outcome when stages are shifted."""
 
     by_hand: Rule
     variant: str
     output: str  # of `reference.Outcome`
-    shift: Rule  # gives stage -> what is added to it
+    shift: Rule  # returns stage -> what is added to it
     terms: Rule | None = None  # see `terms`
     of_scores: bool = False  # see `conditioning`
 
 
 def claim(law: Gradient | Motion, case: Case) -> Tree:
-    """What the law says, by hand, of a case."""
+    """Evaluates a law on a case."""
     return law.by_hand(case, *getattr(case, law.variant))
 
 
 def terms(law: Gradient | Motion, case: Case) -> Tree:
-    """Size of the terms that a law sums up.
+    """Computes the sizes of the terms that a law sums.
 
-    A law that adds and multiplies gives it itself, of sizes in place of numbers; one
-    that subtracts has a rule.
+    A law without subtraction gives them itself, on absolute values; one that subtracts
+    has a rule.
     """
     sizes = jax.tree.map(jnp.abs, case)
     return (law.terms or law.by_hand)(sizes, *getattr(sizes, law.variant))
 
 
 def conditioning(law: Gradient | Motion, case: Case) -> jax.Array:
-    """How many times its bound a law may be off, since no arithmetic does better.
+    """Factor of a law's allowed error, by the conditioning of its arguments.
 
-    The largest score, at least 1, for a law that makes weights of scores: a score of
-    size s is known to s ε, and its weight, relatively, no better. For all others, 1.
+    The largest score, at least 1, for a law that computes weights from scores: a score
+    of size s is known to s ε, and so is its weight, relatively. 1 for all others.
     """
     if not law.of_scores:
         return jnp.ones(())
@@ -78,7 +78,7 @@ def _of(
     terms: Rule | None = None,
     of_scores: bool = False,
 ) -> Gradient:
-    """The gradient of the loss for a stage."""
+    """Claims the gradient of the loss for a stage."""
     return Gradient(
         by_hand,
         variant,
@@ -92,7 +92,7 @@ def _of(
 def _move(
     output: str, by_hand: Rule, terms: Rule | None = None, **shift: Rule
 ) -> Motion:
-    """The motion of an outcome when stages are shifted."""
+    """Claims the change of an outcome when stages are shifted."""
     return Motion(
         by_hand,
         "plain",
@@ -103,7 +103,7 @@ def _move(
 
 
 def _descent(stage: str) -> Motion:
-    """The change of the loss when one stage descends."""
+    """Claims the change of the loss by gradient descent on one stage."""
     return _move(
         "loss",
         lambda c, at, dl: laws.descent_loss_change(getattr(dl, stage), RATE),
@@ -115,7 +115,7 @@ def _descent(stage: str) -> Motion:
     )
 
 
-# --- what some laws need, to be written in a line
+# --- parts of claims
 
 
 def _projections(inputs: jax.Array, sources: jax.Array, at: Stages, dl: Stages):
@@ -129,7 +129,7 @@ def _projections(inputs: jax.Array, sources: jax.Array, at: Stages, dl: Stages):
 
 
 def _by_head(law: Callable, of_head: jax.Array, per_head: jax.Array) -> jax.Array:
-    """A law of (T, S) and (N, d) arrays, for (H, T, S) and (N, H, d)."""
+    """Maps a law of (T, S) and (N, d) arrays over (H, T, S) and (N, H, d)."""
     return jax.vmap(law, in_axes=(0, 1), out_axes=1)(of_head, per_head)
 
 
@@ -173,25 +173,25 @@ def _causal_loss_and_gradient(c: Case, at: Stages, dl: Stages) -> Params:
     return laws.loss_and_gradient(p.params, p.inputs, p.targets, mask)[1]
 
 
-def _looking_harder(c: Case, strength: jax.Array) -> dict[str, jax.Array]:
-    """Each query looks so much harder at all that it looks at."""
+def _scaled_attention(c: Case, strength: jax.Array) -> dict[str, jax.Array]:
+    """Scales all weights of a query."""
     return {"weight": strength[:, None] * c.plain.at.weight}
 
 
-def _looking_away(c: Case, taken: jax.Array) -> dict[str, jax.Array]:
-    """Attention is taken from sources, and spread as it was before."""
-    spread = jnp.sum(taken, axis=1, keepdims=True) * c.plain.at.weight
-    return {"weight": spread - taken}
+def _moved_attention(c: Case, removed: jax.Array) -> dict[str, jax.Array]:
+    """Removes attention from sources, and shares it out by the old weights."""
+    shared = jnp.sum(removed, axis=1, keepdims=True) * c.plain.at.weight
+    return {"weight": shared - removed}
 
 
 def _per_use(at: Stages) -> jax.Array:
-    """1 / N_j (S, 1), and 0 for a source whose use float32 cannot hold."""
+    """1 / N_j (S, 1), and 0 for a source whose usage is below the range of float32."""
     usage = jnp.einsum("ij->j", at.weight)[:, None]
     used = usage > 1e-30
     return jnp.where(used, 1 / jnp.where(used, usage, 1), 0)
 
 
-# --- how large the terms are of laws that subtract, given a case of sizes
+# --- sizes of the terms of laws that subtract, on a case of absolute values
 
 
 def _spread(weight: jax.Array, worth: jax.Array) -> jax.Array:
@@ -212,7 +212,7 @@ def _norm_terms(c: Case, at: Stages, dl: Stages) -> jax.Array:
     gradient, normed = dl.value, at.value
     along = normed * jnp.mean(gradient * normed, axis=1, keepdims=True)
     terms = gradient + jnp.mean(gradient, axis=1, keepdims=True) + along
-    # A value that hardly varies is normed to what its rounding leaves.
+    # Where a value hardly varies the LayerNorm magnifies its rounding.
     return terms / c.spread * (1 + at.raw_value / c.spread)
 
 
@@ -231,7 +231,7 @@ def _loss_and_gradient_terms(c: Case, at: Stages, dl: Stages) -> Params:
 # --- the laws
 
 LAWS: dict[str, Gradient | Motion] = {
-    # The forward pass, as the derivative that it is.
+    # The forward pass, as a derivative.
     "scores": _move(
         "score",
         lambda c, at, dl: attention.scores(at.query, at.key, at.bias),
@@ -262,13 +262,13 @@ LAWS: dict[str, Gradient | Motion] = {
     "expected_compatibility": Gradient(
         lambda c, at, dl: laws.expected_compatibility(dl.context, at.context),
         "plain",
-        push=_looking_harder,
+        push=_scaled_attention,
         like=lambda c, at, dl: jnp.ones_like(at.context[:, 0]),
     ),
     "advantage": Gradient(
         lambda c, at, dl: laws.advantage(at.weight, dl.weight),
         "plain",
-        push=_looking_away,
+        push=_moved_attention,
         like=lambda c, at, dl: jnp.ones_like(at.weight),
         terms=lambda c, at, dl: _spread(at.weight, dl.weight),
     ),
@@ -424,7 +424,7 @@ LAWS: dict[str, Gradient | Motion] = {
         ),
         "heads",
     ),
-    # All at once, in one block: more of them, and the loss, are in tests/test_laws.py.
+    # All at once, in one block; several blocks, and the loss, have tests of their own.
     "loss_and_gradient": _of(
         "params", _loss_and_gradient, "own", _loss_and_gradient_terms, of_scores=True
     ),

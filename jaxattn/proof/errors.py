@@ -8,32 +8,32 @@ import numpy as np
 
 WITNESSES = ("autodiff", "difference")
 
-# What terms leave when they cancel to less than this share of their size is rounding in
-# float32: it must be small next to them, and the problem is no test of the law.
+# Terms that cancel to less than this share of their size leave rounding in float32: the
+# error is relative to the terms then, and the problem does not test the law.
 CANCELLATION = 0.01
-# A slope this much smaller than the value itself drowns in the value's rounding.
+# A slope smaller than this times the value is within the value's rounding.
 FINEST_SLOPE = 1e-6
 
-# Central differences at h = 0.1 * 4^-k of a point's own size: from where scores of size
-# 1 need it to where scores of size 1e4 do.
+# Central differences at h = 0.1 * 4^-k of a point's own size: the best h for scores of
+# size 1 to that for scores of size 1e4.
 STEPS = 0.1 * 4.0 ** -np.arange(15)
 
 
 class Evidence(NamedTuple):
-    """What a claim is measured by."""
+    """What a claim is compared with."""
 
-    truth: chex.ArrayTree  # autodiff's
-    terms: chex.ArrayTree  # size of what is summed in it
-    conditioning: jax.Array  # how many times its bound the law may be off
+    truth: chex.ArrayTree  # by autodiff
+    terms: chex.ArrayTree  # sizes of the terms that are summed
+    conditioning: jax.Array  # factor of the allowed error
     probe: chex.ArrayTree  # ⟨probe, claim⟩ is a slope along a line
     scale: chex.ArrayTree  # typical size of the probe, leaf by leaf
-    along_line: jax.Array  # the outcome there, at + and - the steps (2, K)
+    along_line: jax.Array  # the outcome on it, at + and - the steps (2, K)
 
 
 def errors_of(
     claim: chex.ArrayTree, evidence: Evidence, number: int, dtype: jax.typing.DTypeLike
 ) -> dict[str, np.ndarray]:
-    """Errors of a law's claims, one per problem, by witness."""
+    """Computes the errors of a law's claims, one per problem, by witness."""
     if not _is_like(claim, evidence.truth, dtype):
         return {witness: np.full(number, np.inf) for witness in WITNESSES}
 
@@ -53,7 +53,7 @@ def errors_of(
 
     products = jax.tree.map(np.multiply, claim, evidence.probe)
     slope = sum(x.reshape(number, -1).sum(axis=1) for x in jax.tree.leaves(products))
-    gap = np.abs(slope - slope(evidence.along_line))
+    gap = np.abs(slope - extrapolated_slope(evidence.along_line))
     size = np.maximum(
         norms(scaled(evidence.truth)), CANCELLATION * norms(scaled(evidence.terms))
     )
@@ -68,7 +68,7 @@ def errors_of(
 def _is_like(
     claim: chex.ArrayTree, truth: chex.ArrayTree, dtype: jax.typing.DTypeLike
 ) -> bool:
-    """Whether a claim has the structure and shapes of the truth, and its own dtype."""
+    """Whether a claim has the structure and shapes of the truth, and this dtype."""
     if jax.tree.structure(claim) != jax.tree.structure(truth):
         return False
     pairs = zip(jax.tree.leaves(claim), jax.tree.leaves(truth), strict=True)
@@ -76,23 +76,23 @@ def _is_like(
 
 
 def norms_of(tree: chex.ArrayTree, number: int) -> np.ndarray:
-    """Norms of each array of a tree, for each problem (number, arrays)."""
+    """Computes norms of each array of a tree, for each problem (number, arrays)."""
     leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
     return np.sqrt([np.sum(x.reshape(number, -1) ** 2, axis=1) for x in leaves]).T
 
 
 def relative(error: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The ratio; 0 / 0 is no error, and anything not finite is an infinite one."""
+    """Divides; 0 / 0 is no error, and anything not finite is an infinite one."""
     ratio = np.where(error > 0, np.inf, 0.0)
     np.divide(error, size, out=ratio, where=size > 0)
     return np.where(np.isfinite(ratio) & np.isfinite(size), ratio, np.inf)
 
 
-def slope(along_line: np.ndarray) -> np.ndarray:
-    """Slopes from central differences, extrapolated to step 0.
+def extrapolated_slope(along_line: np.ndarray) -> np.ndarray:
+    """Computes slopes from central differences, extrapolated to step 0.
 
-    Of all steps and orders that whose neighbours agree with it best is taken: the claim
-    that is to be tested has no say.
+    Selects the step and order that agree best with their neighbours, independent of the
+    claim to be tested.
 
     Args:
       along_line: values at ± the steps (N, 2, K).
@@ -111,7 +111,7 @@ def slope(along_line: np.ndarray) -> np.ndarray:
         coarse, fine = order[:, :-1], order[:, 1:]
         higher = (shrink * fine - coarse) / (shrink - 1)
         spread = np.maximum(np.abs(higher - fine), np.abs(higher - coarse))
-        # Two far from each other that happen to lead to the same are not believed.
+        # Agreement of two that are far from the coarser ones is accidental.
         spread += 1e-4 * np.abs(fine - coarse) + rounding[:, power:]
         column = np.argmin(spread, axis=1)[:, None]
         smallest = np.take_along_axis(spread, column, 1)[:, 0]

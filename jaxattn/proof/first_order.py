@@ -1,4 +1,4 @@
-"""How far the first order reaches: the remainder's slope, and shares of real steps."""
+"""Order of the remainder of a step, and what the first order predicts of real steps."""
 
 import math
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _HIGHER_ORDERS = 0.02
 
 
 class Descent(NamedTuple):
-    """Some coordinates θ of a head: the gradient there, and what a step does."""
+    """Coordinates θ of a head: the gradient, and the loss change of a step."""
 
     gradient: chex.ArrayTree  # ∂L/∂θ, by the laws
     actual: Callable[[chex.ArrayTree], jax.Array]  # dθ -> L(θ + dθ) - L(θ)
 
 
 class Reach(NamedTuple):
-    """How the remainder of a step grows with its rate."""
+    """The remainder of a step against its rate."""
 
     rate: jax.Array  # η (K,)
     remainder: jax.Array  # R(η) (K,), nats
@@ -33,21 +33,21 @@ class Reach(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A training run, step by step: what the first order promised, and what came."""
+    """Loss changes of the steps of a training run, predicted and actual."""
 
-    promised: jax.Array  # Σ ⟨∂L/∂θ, dθ⟩ (steps,), nats
+    predicted: jax.Array  # Σ ⟨∂L/∂θ, dθ⟩ (steps,), nats
     actual: jax.Array  # L(θ + dθ) - L(θ) (steps,), nats
 
 
 class Traces(NamedTuple):
-    """The same steps, seen from two sequences."""
+    """Loss changes of the same steps on two sequences."""
 
-    own: Trace  # the sequences that the step was taken on
-    heldout: Trace  # one that no step is taken on
+    own: Trace  # the sequence of the step
+    heldout: Trace  # one without steps of its own
 
 
 def free_scores(params: Params, inputs: jax.Array, targets: jax.Array, mask) -> Descent:
-    """The scores s (T, T) of a head, as if they were free.
+    """Takes the scores s (T, T) of a head as free coordinates.
 
     Args:
       params: of the head.
@@ -71,7 +71,7 @@ def free_scores(params: Params, inputs: jax.Array, targets: jax.Array, mask) -> 
 
 
 def free_values(params: Params, inputs: jax.Array, targets: jax.Array, mask) -> Descent:
-    """The values v (T, d_v) of a head, as if they were free; see `free_scores`."""
+    """Takes the values v (T, d_v) of a head as free coordinates; see `free_scores`."""
     f = attention.forward(params, inputs, mask)
 
     def actual(value_change: jax.Array) -> jax.Array:
@@ -83,7 +83,7 @@ def free_values(params: Params, inputs: jax.Array, targets: jax.Array, mask) -> 
 
 
 def projections(params: Params, inputs: jax.Array, targets: jax.Array, mask) -> Descent:
-    """The parameters of a head, all of them; see `free_scores`."""
+    """Takes all parameters of a head as coordinates; see `free_scores`."""
     f = attention.forward(params, inputs, mask)
 
     def actual(change: Params) -> jax.Array:
@@ -120,9 +120,9 @@ def reach(
 
     Args:
       descent: see `COORDINATES`. In float32 rounding hides small remainders.
-      motion: d; gradient descent is -∂L/∂θ. Along it alone a gradient that lacks some
-        directions altogether would pass: try a random one too.
-      decades: of rates, downwards from the largest.
+      motion: d; gradient descent is -∂L/∂θ. It does not test directions that the
+        gradient lacks altogether: test a random direction, too.
+      decades: of rates, down from the largest.
       number: how many rates, at least 2.
 
     Returns:
@@ -166,17 +166,17 @@ def follow(
     steps: int,
     key: jax.Array,
 ) -> Traces:
-    """Trains, and compares each step with what the first order promised of it.
+    """Trains, and compares each loss change with the first order's prediction.
 
-    dL = Σ ⟨∂L/∂θ, dθ⟩ for whatever dθ the algorithm made: momentum, Adam, or a step
-    taken on another sequence.
+    dL = Σ ⟨∂L/∂θ, dθ⟩ for any dθ: of momentum, of Adam, or of a step on another
+    sequence.
 
     Args:
       algorithm: how parameters move.
       loss_and_gradient: of one sequence.
       params: where to start.
       sample: step number -> the sequence to train on.
-      heldout: a sequence to judge by.
+      heldout: a sequence to evaluate on.
       steps: how many.
       key: random key of the steps.
 
@@ -194,7 +194,7 @@ def follow(
             moved, _ = loss_and_gradient(after.params, sequence)
             return Trace(laws.loss_change(gradient, motion), moved - loss)
 
-        # One after another, so that they are compiled once.
+        # One after another, so that one program serves both.
         both = jax.lax.map(trace, jax.tree.map(lambda *x: jnp.stack(x), batch, heldout))
         return after, Traces(*(jax.tree.map(lambda x, n=n: x[n], both) for n in (0, 1)))
 
@@ -205,12 +205,12 @@ def _upstream(params: Params, f: attention.Forward, targets: jax.Array) -> jax.A
     return laws.upstream_gradient(laws.logit_gradient(f.logit, targets), params.w_o)
 
 
-# Finite changes, exact, without the difference of two numbers that are nearly equal: so
-# a loss change is known to as many digits as the step, however small that is.
+# Exact finite changes, without a difference of two nearly equal numbers: a loss change
+# has as many correct digits as the step, however small that is.
 
 
 def _weight_change(weight: jax.Array, score_change: jax.Array) -> jax.Array:
-    """Gives a' - a = a (e - ē) / (1 + ē), with e = exp(ds) - 1, ē_i = Σ_j a_ij e_ij."""
+    """Computes a' - a = a (e - ē) / (1 + ē), e = exp(ds) - 1, ē_i = Σ_j a_ij e_ij."""
     grown = jnp.expm1(score_change)
     mean = jnp.sum(weight * grown, axis=1, keepdims=True)
     return weight * (grown - mean) / (1 + mean)
@@ -219,14 +219,14 @@ def _weight_change(weight: jax.Array, score_change: jax.Array) -> jax.Array:
 def _loss_change(
     logit: jax.Array, logit_change: jax.Array, targets: jax.Array
 ) -> jax.Array:
-    """Gives L' - L = mean_i (log Σ_c p_ic exp(dl_ic) - dl_i,y_i)."""
+    """Computes L' - L = mean_i (log Σ_c p_ic exp(dl_ic) - dl_i,y_i)."""
     grown = jnp.sum(jax.nn.softmax(logit) * jnp.expm1(logit_change), axis=1)
     of_target = jnp.take_along_axis(logit_change, targets[:, None], axis=1)[:, 0]
     return jnp.mean(jnp.log1p(grown) - of_target)
 
 
 def _with_derivative(function: Callable) -> Callable:
-    """A function's values f, f', ... and the derivative of the last of them."""
+    """Appends to a function's values f, f', ... the derivative of the last."""
 
     def further(x: jax.Array) -> tuple:
         values, slopes = jax.jvp(function, (x,), (jnp.ones_like(x),))

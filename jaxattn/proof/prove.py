@@ -1,4 +1,4 @@
-"""The proof that the laws hold: what `scripts/check_gradients.py` runs, and says."""
+"""The proof of the laws: runs it, and formats its results."""
 
 import functools
 import itertools
@@ -15,12 +15,13 @@ from jaxattn.algorithms import Algorithm
 from jaxattn.analysis import stats
 from jaxattn.experiments.proof import Drawn, ProofSettings
 from jaxattn.proof import check, first_order
+from jaxattn.proof.errors import WITNESSES
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention
 from jaxattn.theory.attention import Params
 from jaxattn.views import tables
 
-Progress = Callable[[str, int], None]  # what was done, and how much of `work`
+Progress = Callable[[str, int], None]  # name of a part, and how much of `work`
 
 _SEQUENCES = {"one sequence": False, "fresh ones": True}  # -> config.fresh
 _THIRDS = 3  # of a run
@@ -28,21 +29,21 @@ _SHORT = {"float64": "f64", "float32": "f32"}
 
 
 def work(settings: ProofSettings) -> int:
-    """How much there is to do, for a progress bar."""
+    """Counts the pieces of work, for a progress bar."""
     slopes = 2 * len(first_order.COORDINATES)
     shares = len(settings.arms)
     return check.passes(settings.seeds, _shapes(settings)) + slopes + shares
 
 
 def prove(settings: ProofSettings, progress: Progress) -> dict[str, Any]:
-    """Checks every law, and how far the first order reaches.
+    """Checks every law, and the order of the remainder of a step.
 
     Args:
       settings: from `experiments.resolve`.
-      progress: told of each piece of `work`.
+      progress: called after each piece of `work`.
 
     Returns:
-      The content of summary.json. `holds` says whether all is within its bounds.
+      The content of summary.json; `holds` is whether all is within the bounds.
     """
     started = time.perf_counter()
     shapes = _shapes(settings)
@@ -92,19 +93,19 @@ def prove(settings: ProofSettings, progress: Progress) -> dict[str, Any]:
 
 
 def _worst(errors: Any) -> Any:
-    """The largest of each array in nested dicts, whose order is kept."""
+    """Takes the largest of each array in nested dicts."""
     if isinstance(errors, dict):
         return {name: _worst(inner) for name, inner in errors.items()}
     return _finite(errors.max())
 
 
 def _finite(number: float) -> float | None:
-    """As JSON can hold it: None for what is infinite or no number."""
+    """Converts to a number of JSON, None for what is not finite."""
     return float(number) if np.isfinite(number) else None
 
 
 def _shapes(settings: ProofSettings) -> tuple[check.Shape, ...]:
-    # A stream of its own, beside those of the problems.
+    # A stream apart from those of the problems.
     stream = np.random.SeedSequence(settings.root, spawn_key=(1,))
     rng = np.random.default_rng(stream)
     return check.deal_shapes(rng, settings.shapes, settings.longest, settings.widest)
@@ -113,7 +114,7 @@ def _shapes(settings: ProofSettings) -> tuple[check.Shape, ...]:
 def _slopes(
     settings: ProofSettings, drawn: Drawn, progress: Callable[[], None]
 ) -> dict[str, Any]:
-    """Slopes of the remainder, on random heads and on the task's first step.
+    """Fits slopes of the remainder, on random heads and on the task at the first step.
 
     Each along the step of gradient descent and along a random direction.
     """
@@ -166,7 +167,7 @@ def _slopes(
 
 
 def _random_head(key: jax.Array) -> tuple[Params, jax.Array, jax.Array, jax.Array]:
-    """Params, inputs, targets and mask, all weights and inputs N(0, 1)."""
+    """Draws params, inputs, targets and mask; weights and inputs are N(0, 1)."""
     length, d_x, num_classes = 12, 5, 6
     init, inputs, targets, allowed = jax.random.split(key, 4)
     params = attention.init_params(
@@ -181,9 +182,9 @@ def _random_head(key: jax.Array) -> tuple[Params, jax.Array, jax.Array, jax.Arra
 
 
 def _draw(settings: ProofSettings) -> Drawn:
-    """What the short runs of all seeds are given, lead with seed.
+    """Draws what the short runs are given, with a leading axis of seeds.
 
-    As the engine draws it, in float32: under x64 JAX would draw other numbers.
+    In float32, as the engine draws it: under x64 JAX would draw other numbers.
     """
     root = jax.random.key(settings.root)
 
@@ -199,7 +200,7 @@ def _shares(
     drawn: Drawn,
     progress: Callable[[], None],
 ) -> dict[str, Any]:
-    """Share of a step's actual loss change that the first order promised, by arm."""
+    """Computes predicted over actual loss change of steps, by arm."""
 
     def one(arm: str) -> list[first_order.Traces]:
         with check.exact():
@@ -212,8 +213,8 @@ def _shares(
         return traces
 
     def share(trace: first_order.Trace, first: int, last: int) -> dict[str, Any]:
-        # The median step: where a loss hardly changes, its share is anything.
-        of_step = (trace.promised / trace.actual)[:, first:last]
+        # The median step: the share is ill-defined where a loss hardly changes.
+        of_step = (trace.predicted / trace.actual)[:, first:last]
         return stats.estimate(np.median(of_step, axis=1))._asdict()
 
     with ThreadPoolExecutor() as pool:
@@ -236,7 +237,7 @@ def _share_steps(settings: ProofSettings) -> list[list[int]]:
 def _follow(
     settings: ProofSettings, algorithm: Algorithm, fresh: jax.Array, drawn: Drawn
 ) -> first_order.Traces:
-    """Short runs of an arm, one seed after another."""
+    """Trains short runs of an arm, one seed after another."""
 
     def one(own: Drawn) -> first_order.Traces:
         def sample(step: jax.Array) -> Batch:
@@ -257,35 +258,35 @@ def _follow(
 
 
 def _double(tree):
-    """The same numbers in float64."""
+    """Converts to float64."""
     return jax.tree.map(
         lambda x: x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x,
         tree,
     )
 
 
-# --- what it says
+# --- text
 
 
 def terminal(summary: dict[str, Any]) -> str:
-    """The proof for a terminal of 80 columns."""
+    """Formats the proof for a terminal of 80 columns."""
     bounds = summary["bounds"]
     blocks = [
-        f"{summary['config']}: worst relative error of each law over"
+        f"{summary['config']}: largest relative error of each law over"
         f" {summary['seeds']} problems, shapes {len(summary['shapes'])},\nagainst"
         " autodiff in float64 and against central differences, the law bare, under\n"
         f"jit, under vmap, and both. Bounds: {bounds['float64']:.0e} for f64,"
         f" {bounds['float32']:.0e} for f32, {bounds['difference']:.0e} for f64\n"
-        "against differences; for weights and loss_and_gradient, which know a score"
-        " no\nbetter than its rounding, times the largest score",
+        "against differences; for weights and loss_and_gradient times the largest"
+        " score,\nwhose rounding limits them",
         _law_table(summary),
         "Order of the remainder of a step of descent and of one in a random direction:"
         f"\nslope of log |R| against log rate over {summary['decades']:g} decades,"
         f" 2 ± {summary['slope_tolerance']:g} if the first\norder is right",
         tables.text_table(_slope_rows(summary)),
-        "Share of a step's actual loss change that the first order promised: median"
-        " of\nthe steps, then mean over seeds ± half a 95 % interval. 1: all of it;"
-        " more: the\nstep brought less than promised",
+        "Loss change of a step to first order over its actual loss change: median of"
+        "\nthe steps, then mean over seeds ± half a 95 % interval. Above 1: the step"
+        "\nlowered the loss by less than predicted",
         tables.text_table(_share_rows(summary)),
         *_verdict(summary),
     ]
@@ -307,7 +308,7 @@ def _law_table(summary: dict[str, Any]) -> str:
                 name = ""
             cells = [
                 _digit(errors[transformation][witness])
-                for witness in check.WITNESSES
+                for witness in WITNESSES
                 for transformation in check.TRANSFORMATIONS
             ]
             lines.append(f"{name:27}{mark}{_SHORT[precision]} " + " ".join(cells))
@@ -360,7 +361,7 @@ def _verdict(summary: dict[str, Any]) -> list[str]:
         if not _within(slope, summary["slope_tolerance"])
     ]
     lines += [
-        f"NOT WEIGHED {law}: in no problem more than rounding; more shapes are needed"
+        f"NOT TESTED {law}: its terms cancel in every problem; more shapes are needed"
         for law, entry in summary["laws"].items()
         if entry["weighed"] == 0
     ]

@@ -1,6 +1,6 @@
-"""A random head and its variants, written a second time, as plainly as possible.
+"""A second, plain implementation of a head and its variants, on random problems.
 
-What the laws are compared with: nothing here uses them. Every stage of a forward pass
+The laws are compared with it, and it uses none of them. Every stage of the forward pass
 can be shifted, so that one backward pass gives the gradient of the loss for all stages.
 """
 
@@ -21,9 +21,9 @@ RATE = 0.7  # η; the motions are linear in it
 
 KINDS = (
     "ordinary",
-    "blind rows",  # half of the queries may look nowhere
-    "zero weights",  # half of the positions do not count
-    "no weights",  # none counts
+    "masked rows",  # half of the rows are fully masked
+    "zero weights",  # half of the positions have weight 0
+    "no weights",  # all have
     "uniform",  # all scores are 0
     "one-hot",  # scores up to 1e4; pairs of sources nearly tie
     "tiny values",  # of size 1e-6
@@ -45,52 +45,52 @@ class Shape(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The roots of a random head and of its variants. All representable in float32."""
+    """Inputs and parameters of a random head and its variants, exact in float32."""
 
     inputs: jax.Array  # (T, d_x)
-    sources: jax.Array  # (S, d_x), what keys and values are made of
+    sources: jax.Array  # (S, d_x), inputs of keys and values
     params: Params
     bias: jax.Array  # (1, S), added to the scores
     mask: jax.Array  # (T, S)
     own_mask: jax.Array  # (T, T), for self-attention
     targets: jax.Array  # (T,)
     weights: jax.Array  # (T,), of the positions
-    keep: jax.Array  # (T, S), attention that is not dropped
+    keep: jax.Array  # (T, S), False where attention is dropped
     query_heads: jax.Array  # (T, H, d_k)
     key_heads: jax.Array  # (S, H_kv, d_k)
     value_heads: jax.Array  # (S, H_kv, d_v)
     w_o_heads: jax.Array  # (H d_v, C)
     w_stream: jax.Array  # (d_v, d_x), from the head into the residual stream
     w_read: jax.Array  # (d_x, C), from there to the logits
-    direction: Params  # a random motion of the parameters
+    direction: Params  # a random change of the parameters
     noise: jax.Array  # N(0, 1), as many as the largest stage has entries
 
 
 class Stages(NamedTuple):
-    """What a forward pass goes through; or the gradient of the loss for each stage."""
+    """Stages of a forward pass, or the gradient of the loss for each."""
 
     inputs: jax.Array
     params: Params
     bias: jax.Array
     query: jax.Array
     key: jax.Array
-    raw_value: jax.Array  # before a LayerNorm, if there is one
+    raw_value: jax.Array  # before the LayerNorm, if any
     value: jax.Array
     score: jax.Array
     weight: jax.Array
     context: jax.Array
-    hidden: jax.Array  # after a residual, if there is one
+    hidden: jax.Array  # after the residual, if any
     logit: jax.Array
 
 
 class Outcome(NamedTuple):
-    """What laws of motion speak of."""
+    """Results of a forward pass that laws of motion are about."""
 
     score: jax.Array
     weight: jax.Array
     usage: jax.Array  # Σ_i a_ij
     context: jax.Array
-    compatibility: jax.Array | None  # of held signals u, if these were given
+    compatibility: jax.Array | None  # of fixed signals u, if given
     loss: jax.Array
 
 
@@ -102,12 +102,12 @@ class Signals(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A problem, and what autodiff says about each of its variants."""
+    """A problem, and the gradients by autodiff of each of its variants."""
 
     problem: Problem
     plain: Signals
     own: Signals  # self-attention: sources are the inputs
-    causal: Signals  # the same under the causal mask, all positions alike
+    causal: Signals  # the same under the causal mask, with equal weights of positions
     dropout: Signals
     norm: Signals
     residual: Signals
@@ -115,7 +115,7 @@ class Case(NamedTuple):
     advantage: jax.Array  # E[b] - b, of autodiff's b, of the plain variant
     spread: jax.Array  # √(var ṽ + ε) (S, 1), of the norm variant
     score_motion: jax.Array  # of gradient descent on the scores alone
-    weight_motion: jax.Array  # what the weights then do
+    weight_motion: jax.Array  # the motion of the weights under it
     value_motion: jax.Array  # of gradient descent on the values alone
 
 
@@ -123,7 +123,7 @@ VARIANTS = ("plain", "own", "causal", "dropout", "norm", "residual", "heads")
 
 
 def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
-    """A random problem.
+    """Draws a random problem.
 
     Args:
       rng: source of randomness.
@@ -142,14 +142,14 @@ def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
         return rng.random(size) < share
 
     value_scale = {"tiny values": 1e-6, "huge values": 1e6}.get(kind, 1.0)
-    # x W_Q W_Kᵀ xᵀ / √d_k has size d_x, were all of them normal.
+    # x W_Q W_Kᵀ xᵀ / √d_k has size d_x if all of them are N(0, 1).
     score_scale = {"uniform": 0.0, "one-hot": 3e3 / d_x}.get(kind, 1 / d_x)
     weights = np.abs(normal(queries))
     if kind in ("zero weights", "no weights"):
         weights *= chosen(queries, share=0.5 if kind == "zero weights" else 0)
 
     def paired(array: np.ndarray) -> np.ndarray:
-        """Each odd row like the one before, to 1e-4, but for its last column."""
+        """Makes odd rows equal to those before, to 1e-4, but for the last column."""
         if kind != "one-hot":
             return array
         copy = array.copy()
@@ -158,7 +158,7 @@ def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
             (copy + normal(*array.shape, scale=1e-4)).astype(np.float32).astype(float)
         )
 
-    seeing = chosen(queries, 1, share=0.5 if kind == "blind rows" else 0.95)
+    seeing = chosen(queries, 1, share=0.5 if kind == "masked rows" else 0.95)
     params = Params(
         w_q=normal(d_x, d_k, scale=score_scale),
         w_k=normal(d_x, d_k),
@@ -167,7 +167,8 @@ def draw_problem(rng: np.random.Generator, shape: Shape, kind: str) -> Problem:
         b_o=normal(num_classes),
     )
     if kind == "one-hot":
-        # Keys do not see what tells a pair apart, values do: they tie, and it matters.
+        # Paired sources differ in the last column, which values use and keys do not:
+        # their scores tie, and their values differ.
         params.w_k[-1] = 0
     return Problem(
         inputs=paired(normal(queries, d_x)),
@@ -200,13 +201,13 @@ def forward(
     shift: dict[str, chex.ArrayTree],
     upstream: jax.Array | None = None,
 ) -> tuple[Outcome, Stages]:
-    """The forward pass of a variant, with stages shifted on the way.
+    """Computes the forward pass of a variant, with shifted stages.
 
     Args:
-      problem: the roots.
+      problem: from `draw_problem`.
       variant: one of `VARIANTS`.
       shift: stage -> what is added to it before it is used further.
-      upstream: held signals u, for which `compatibility` is wanted.
+      upstream: fixed signals u, of `compatibility`.
 
     Returns:
       Outcome and stages. A stage that a variant does not have repeats the one before.
@@ -297,7 +298,7 @@ def forward(
 
 def _softmax(score: jax.Array, mask: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.where(mask, score, -1e300), axis=-1, keepdims=True)
-    # Masked scores are taken out twice, or a large one would be inf * 0 in a gradient.
+    # Masked scores are removed twice, or a large one would be inf * 0 in a gradient.
     grown = jnp.exp(jnp.where(mask, score - largest, 0)) * mask.astype(score.dtype)
     total = jnp.sum(grown, axis=-1, keepdims=True)
     return grown / jnp.where(total > 0, total, 1)
@@ -308,7 +309,7 @@ def _spread(raw_value: jax.Array) -> jax.Array:
 
 
 def _uses(num_heads: int, num_kv_heads: int, dtype) -> jax.Array:
-    """Which key-value head each query head uses, in zeros and ones (H, H_kv)."""
+    """Which key-value head each query head uses, as 0 and 1 (H, H_kv)."""
     first = np.arange(num_heads)[:, None] * num_kv_heads // num_heads
     return jnp.asarray(first == np.arange(num_kv_heads)[None], dtype)
 
@@ -321,7 +322,7 @@ def _signals(problem: Problem, variant: str) -> Signals:
 
 
 def gather(problem: Problem) -> Case:
-    """A problem, with everything that laws are given, by autodiff."""
+    """Computes all arguments of the laws by autodiff."""
     signals = {variant: _signals(problem, variant) for variant in VARIANTS}
     at, gradient = signals["plain"]
     expected = jnp.sum(at.weight * gradient.weight, axis=1, keepdims=True)

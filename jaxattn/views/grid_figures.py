@@ -63,8 +63,7 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
 
 
 def arrival_data(run: Run) -> dict[str, Band]:
-    """Share of seeds that have come to the grid's threshold, by algorithm and"
-    " regime."""
+    """Share of seeds that have reached the threshold, by algorithm and regime."""
     step = run["step"].values
     return {
         title: Band(*stats.arrived(step, times))

@@ -114,7 +114,7 @@ def test_no_verdict_on_an_arm_that_never_moved(tmp_path, config, made):
         assert (claim["verdict"], claim["never_moved"]) == ("none", ["sgd"])
     reason = "none       fast values beat SGD, held out (sgd never moved)\n"
     assert reason in head_report.terminal(summary)
-    assert "| none, sgd never moved |" in head_report.markdown(summary, {})
+    assert "none, sgd never moved |" in head_report.markdown(summary, {})
     assert "**Held**" not in head_report.markdown(summary, {})
 
 

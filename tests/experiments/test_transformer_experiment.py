@@ -259,7 +259,7 @@ def test_weights_are_read_back_or_said_what_is_wrong(program, result, run):
             whole | {"blocks": {0: whole["blocks"][0], 1: block}},
             r"blocks\.1\.mlp\.down\.bias is missing; blocks\.1\.mlp\.down\.kernel is",
         ),
-        (wider, r"unembed\.kernel is \(8, 4\), not \(8, 2\)"),
+        (wider, r"attention\.key\.kernel is \(8, 8\), must be \(8, 4\)"),
     ):
         weights.write_weights(path, {"transformer": wrong})
         with pytest.raises(runs.RunError, match=said):
@@ -440,7 +440,7 @@ def test_to_become_unsure_is_no_precision(run):
 
 def part_of(run, arms):
     """The run as if only these arms had run, with a report of its own."""
-    config = run.attrs["config"] | {"run_arms": list(arms)}
+    config = run.attrs["config"] | {"run_arms": list(arms), "baseline": arms[0]}
     return summarised(run.sel(arm=list(arms)).assign_attrs(config=config))
 
 

@@ -17,6 +17,7 @@ KEY = jax.random.key(0, impl="unsafe_rbg")
 
 DRAWS = 100
 N, D, CLASSES, KEYS = 120, 6, 4, 6
+LENGTH = 6  # of sequences, where rows are
 HELD_OUT = jnp.arange(N) % 3 == 1
 
 # Few programs, of few shapes, and random numbers drawn once for several problems:
@@ -25,6 +26,7 @@ rank_correlation = jax.jit(geometry.rank_correlation)
 axis_of = functools.partial(geometry.entropy_axis, draws=DRAWS, block=1)
 keys_of = functools.partial(geometry.key_axes, draws=DRAWS)
 entropy_axis = jax.jit(axis_of)
+axis_of_sequences = jax.jit(functools.partial(axis_of, block=LENGTH))
 entropy_axes = jax.jit(jax.vmap(axis_of, (0, 0, None)))
 key_axes = jax.jit(keys_of)
 several_key_axes = jax.jit(jax.vmap(keys_of, (0, None)))
@@ -57,8 +59,8 @@ def test_rank_correlation_is_scipys(levels):
         if levels:
             x = np.round(x * levels / 4)
             y = np.round(y * levels) if seed % 2 else y
-        value, known = rank_correlation(jnp.array(x), jnp.array(y))
-        assert known
+        value, valid = rank_correlation(jnp.array(x), jnp.array(y))
+        assert valid
         np.testing.assert_allclose(value, stats.spearmanr(x, y).statistic, atol=1e-14)
 
 
@@ -73,13 +75,13 @@ def test_rank_correlation_of_the_extremes():
     np.testing.assert_allclose(rank_correlation(jnp.array(x), jnp.array(y))[0], 1)
     constant = jnp.full(40, 0.1)
     for pair in ((constant, jnp.array(x)), (jnp.array(x), constant)):
-        value, known = rank_correlation(*pair)
-        assert not known
+        value, valid = rank_correlation(*pair)
+        assert not valid
         assert value == 0
     lost = constant.at[2].set(jnp.nan)
-    value, known = rank_correlation(jnp.array(x), lost)
+    value, valid = rank_correlation(jnp.array(x), lost)
     assert np.isnan(value)
-    assert known
+    assert valid
 
 
 # --- entropy axis
@@ -347,9 +349,6 @@ def test_keys_have_no_unit_and_may_be_too_few():
     assert lost.found.valid
 
 
-# --- depth
-
-
 # --- all of them
 
 
@@ -430,38 +429,31 @@ def test_what_does_not_fit_is_refused():
 
 def test_what_goes_with_position_is_in_the_null_of_whole_sequences():
     """Scores and entropies both fall with position; only one of them with the other."""
-    rng = np.random.default_rng(5)
-    count, length = 40, 6
-    fall = np.tile(np.arange(length), (count, 1))
-    own = rng.normal(size=(count, length))
-    other = rng.normal(size=(count, length))
+    fall = np.tile(np.arange(LENGTH, dtype=float), N // LENGTH)
+    own, other = rng(5).normal(size=(2, N))
 
-    def answers(score, entropy, block):
-        points = np.stack([score.ravel(), 0.01 * rng.normal(size=score.size)], axis=1)
-        found = geometry.entropy_axis(
-            jnp.array(points), jnp.array(entropy.ravel()), KEY, draws=20, block=block
-        )
+    def answers(axis, score, entropy):
+        points = np.c_[score, 0.01 * rng(6).normal(size=(N, D - 1))]
+        found = axis(points, entropy, KEY)
         return float(found.found.value), float(found.permuted.value)
 
     for score, entropy, above in (
         (fall + 0.1 * other, fall + 0.1 * own, False),  # position, and nothing else
         (fall + own, fall + own, True),
     ):
-        found, null = answers(score, entropy, length)
+        found, null = answers(axis_of_sequences, score, entropy)
         assert (found - null > 0.1) == above, (found, null)
-        found, chance = answers(score, entropy, 1)
+        found, chance = answers(entropy_axis, score, entropy)
         assert found - chance > 0.5
-    exactly = np.asarray(fall, float)
-    found, null = answers(exactly + other, exactly, length)
+    found, null = answers(axis_of_sequences, fall + other, fall)
     assert found == pytest.approx(null, abs=1e-6)
 
 
 def test_keys_without_direction_stay_so_when_shuffled():
-    vectors = np.random.default_rng(6).normal(size=(5, 3))
-    padded = np.zeros((9, 3))
-    padded[[0, 2, 3, 6, 8]] = vectors
-    one = geometry.key_axes(jnp.array(vectors), KEY, draws=400)
-    other = geometry.key_axes(jnp.array(padded), KEY, draws=400)
+    vectors = rng(6).normal(size=(KEYS, D))
+    padded = np.zeros((9, D))
+    padded[[0, 2, 3, 6, 7, 8]] = vectors
+    one, other = key_axes(vectors, KEY), key_axes(padded, KEY)
     np.testing.assert_allclose(one.found.value, other.found.value, rtol=1e-5)
     assert abs(one.shuffled.value - other.shuffled.value) < 0.02
 

@@ -1,4 +1,4 @@
-"""What is seen of a head along its way."""
+"""Diagnostics along a training run, from the weights at every evaluation."""
 
 import functools
 
@@ -12,105 +12,129 @@ from jaxattn.measures import trajectory
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention, laws, losses
 
-LENGTH = 9
+# The same in all tests: each shape is a program of its own.
+LENGTH, STEPS, D_V = 9, 20, 6
+WEIGHTS = np.arange(1, LENGTH + 1, dtype=np.float32)
+problem = functools.partial(random_problem, length=LENGTH, d_v=D_V, dtype=np.float32)
 
 
-def trail_of(params, steps, seed=0, scale=0.3):
+def trail_of(params, seed=0, scale=0.3):
     """Weights that wander off from the first."""
     rng = np.random.default_rng(seed)
 
     def path(leaf):
-        moves = rng.normal(size=(steps, *leaf.shape)) * scale
-        return leaf[None] + jnp.asarray(
-            np.cumsum(moves, axis=0) - moves[:1], leaf.dtype
-        )
+        moves = rng.normal(size=(STEPS, *leaf.shape)) * scale
+        path = np.asarray(leaf)[None] + np.cumsum(moves, axis=0) - moves[:1]
+        return path.astype(np.float32)
 
     return jax.tree.map(path, params)
 
 
 @functools.partial(jax.jit, static_argnames="value_norm")
-def look(trail, batch, value_norm=False):
+def retrace(trail, batch, value_norm=False):
     mask, key = attention.causal_mask(LENGTH), jax.random.key(0)
     return trajectory.retrace(trail, batch, mask, key, value_norm=value_norm)
 
 
+@functools.partial(jax.jit, static_argnames="value_norm")
+def snapshots(trail, batch, value_norm):
+    mask = attention.causal_mask(LENGTH)
+    return trajectory.snapshots(trail, batch, mask, value_norm=value_norm)
+
+
+@functools.partial(jax.jit, static_argnames="value_norm")
+def by_autodiff(params, batch, value_norm):
+    """Gradients of the summed losses by scores and by values."""
+    mask = attention.causal_mask(LENGTH)
+    f = attention.forward(params, batch.inputs, mask, value_norm=value_norm)
+
+    def summed(score, value):
+        logit = attention.read_out(params, attention.weights(score, mask) @ value)
+        return LENGTH * losses.cross_entropy(logit, batch.targets, batch.weights)
+
+    return jax.grad(summed, (0, 1))(f.score, f.value)
+
+
+@jax.jit
+def by_laws(weight, upstream, value):
+    advantage = laws.advantage(weight, laws.compatibility(upstream, value))
+    return laws.score_gradient(weight, advantage)
+
+
 @pytest.mark.parametrize("value_norm", [False, True])
 def test_gradients_are_those_of_each_query_s_own_loss(value_norm):
-    """Against autodiff of the summed losses, with scores and values set free."""
-    params, inputs, targets = random_problem(3, length=LENGTH, dtype=np.float32)
-    weights = jnp.arange(1.0, LENGTH + 1)
-    batch = Batch(inputs, targets, weights)
-    trail = trail_of(params, 4)
-    seen = look(trail, batch, value_norm)
-    assert set(seen.curves) == set(trajectory.CURVES)
-    assert set(seen.traits) == set(trajectory.TRAITS)
-    mask = attention.causal_mask(LENGTH)
-    at = jax.tree.map(lambda leaf: leaf[jnp.array([0, 3])], trail)
-    pictured = trajectory.snapshots(at, batch, mask, value_norm=value_norm)
-    assert set(pictured) == set(trajectory.SNAPSHOTS)
-    for place, index in enumerate((0, 3)):
+    """Against autodiff of the summed losses, by scores and by values."""
+    params, inputs, targets = problem(3)
+    batch = Batch(inputs, targets, WEIGHTS)
+    trail = trail_of(params)
+    found = retrace(trail, batch, value_norm)
+    assert set(found.curves) == set(trajectory.CURVES)
+    assert set(found.traits) == set(trajectory.TRAITS)
+    chosen = np.array([0, 3])
+    at = jax.tree.map(lambda leaf: leaf[chosen], trail)
+    arrays = snapshots(at, batch, value_norm)
+    assert set(arrays) == set(trajectory.SNAPSHOTS)
+    for place, index in enumerate(chosen):
         now = jax.tree.map(lambda leaf, i=index: leaf[i], trail)
-        f = attention.forward(now, inputs, mask, value_norm=value_norm)
-
-        def summed(score, value, now=now):
-            context = attention.weights(score, mask) @ value
-            logit = attention.read_out(now, context)
-            return LENGTH * losses.cross_entropy(logit, targets, weights)
-
-        by_score, by_value = jax.grad(summed, (0, 1))(f.score, f.value)
+        by_score, by_value = map(np.asarray, by_autodiff(now, batch, value_norm))
         expected = {
-            "score_gradient": jnp.sum(jnp.abs(by_score)) / LENGTH,
-            "value_gradient": jnp.mean(jnp.linalg.norm(by_value, axis=1)),
+            "score_gradient": np.abs(by_score).sum() / LENGTH,
+            "value_gradient": np.linalg.norm(by_value, axis=1).mean(),
         }
         for name, value in expected.items():
-            assert seen.curves[name][index] == pytest.approx(float(value), rel=1e-4)
-        kept = {name: array[place] for name, array in pictured.items()}
-        advantage = laws.advantage(
-            kept["attention"], laws.compatibility(kept["upstream"], kept["value"])
-        )
-        of_snapshot = laws.score_gradient(kept["attention"], advantage)
+            assert found.curves[name][index] == pytest.approx(value, rel=1e-4)
+        own = {name: array[place] for name, array in arrays.items()}
+        of_snapshot = by_laws(own["attention"], own["upstream"], own["value"])
         np.testing.assert_allclose(of_snapshot, by_score, atol=2e-5)
-    force = seen.curves["gate"] * seen.curves["advantage_spread"]
-    np.testing.assert_allclose(force, seen.curves["score_gradient"], rtol=1e-5)
-    assert seen.curves["attention_drift"][-1] == 0
-    assert (seen.curves["attention_drift"][:-1] > 0).all()
+    force = found.curves["gate"] * found.curves["advantage_spread"]
+    np.testing.assert_allclose(force, found.curves["score_gradient"], rtol=1e-5)
+    drift = np.asarray(found.curves["attention_drift"])
+    assert drift[-1] == 0
+    assert (drift[:-1] > 0).all()
 
 
 def test_values_that_all_move_one_way_have_one_axis_and_walks_have_more():
-    params, inputs, targets = random_problem(0, length=LENGTH, d_v=6, dtype=np.float32)
-    ones = jnp.ones((1, *params.w_v.shape))
-    one_way = jnp.linspace(0.0, 1.0, 20)[:, None, None] * ones
-    still = jax.tree.map(lambda leaf: jnp.stack([leaf] * 20), params)
-    moving = still._replace(w_v=still.w_v + one_way)
-    traits = look(moving, Batch(inputs, targets)).traits
+    params, inputs, targets = problem(0)
+    batch = Batch(inputs, targets, WEIGHTS)
+    fixed = jax.tree.map(lambda leaf: np.stack([leaf] * STEPS), params)
+    one_way = np.linspace(0, 1, STEPS, dtype=np.float32)[:, None, None]
+    moving = fixed._replace(w_v=fixed.w_v + one_way)
+    traits = retrace(moving, batch).traits
     assert traits["path_share"] == pytest.approx(1, abs=1e-5)
-    assert 2 / 6 < traits["walk_share"] < 0.9
-    assert 2 / 6 < traits["readout_walk_share"] < 0.95
-    # Two classes pull along one direction, whatever they pull.
-    of_two = moving._replace(w_o=moving.w_o[..., :2], b_o=moving.b_o[..., :2])
-    traits = look(of_two, Batch(inputs, targets % 2)).traits
+    assert 2 / D_V < traits["walk_share"] < 0.9
+    assert 2 / D_V < traits["readout_walk_share"] < 0.95
+    # Three classes, each twice: a pull sums to zero and so has two directions.
+    of_three = np.tile(fixed.w_o[..., :3], 2)
+    traits = retrace(moving._replace(w_o=of_three), batch).traits
     assert traits["readout_walk_share"] == pytest.approx(1, abs=1e-5)
     assert traits["walk_share"] < 0.9
-    found = look(still, Batch(inputs, targets))
+    found = retrace(fixed, batch)
     assert all(np.isnan(value) for value in found.traits.values())  # nothing moved
-    assert (found.curves["attention_drift"] == 0).all()
+    assert not found.curves["attention_drift"].any()
 
 
-def test_what_has_no_answer_is_nan_and_the_rest_is_not():
-    params, inputs, targets = random_problem(0, length=LENGTH, dtype=np.float32)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros((3, *leaf.shape)), params)
-    curves = look(nothing, Batch(inputs, targets)).curves
-    unknown = {name for name, curve in curves.items() if np.isnan(curve).any()}
-    assert unknown == {
-        *("gate", "specialisation", "key_orthogonality", "key_cosine"),
-        *("query_key_alignment", "value_dimension"),
+def test_what_is_undefined_is_nan_and_the_rest_is_not():
+    params, inputs, targets = problem(0)
+    batch = Batch(inputs, targets, WEIGHTS)
+    zeros = jax.tree.map(lambda x: np.zeros((STEPS, *x.shape), np.float32), params)
+    curves = retrace(zeros, batch).curves
+    undefined = {name for name, curve in curves.items() if np.isnan(curve).any()}
+    assert undefined == {
+        "gate",
+        "specialisation",
+        "key_orthogonality",
+        "key_cosine",
+        "query_key_alignment",
+        "value_dimension",
     }
     np.testing.assert_allclose(curves["relative_entropy"], 1, atol=1e-6)
-    # Equal shares are equal use, though a causal mask lets none but one see the last.
+    # Equal shares are equal usage, although the last source has one query alone.
     np.testing.assert_allclose(curves["usage_entropy"], 1, atol=1e-6)
     np.testing.assert_allclose(curves["usage_gini"], 0, atol=1e-6)
-    lost = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), nothing)
-    curves = look(lost, Batch(inputs, targets)).curves
+    lost = jax.tree.map(np.copy, zeros)
+    for leaf in lost:
+        leaf[1] = np.nan
+    curves = retrace(lost, batch).curves
     assert all(np.isnan(curve[1]) for curve in curves.values())
 
 

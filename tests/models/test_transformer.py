@@ -1,107 +1,50 @@
 """The transformer: one head of it is the head, and each head obeys the laws."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from problems import relative_error
-
-from jaxattn.algorithms import SPECS, LayeredModel, descent, layered_em, roles, specs
-from jaxattn.algorithms.em import em
-from jaxattn.kernels import streaming
-from jaxattn.models import transformer
-from jaxattn.models.transformer import Architecture
-from jaxattn.tasks.base import Batch
-from jaxattn.theory import attention, laws, losses, m_steps
-
-TOKENS, CLASSES, LENGTH = 7, 5, 9
-
-
-def architecture(**changes):
-    fields = {
-        "kind": "transformer",
-        "num_tokens": TOKENS,
-        "d_x": 0,
-        "num_classes": CLASSES,
-        "length": LENGTH,
-        "depth": 3,
-        "width": 8,
-        "heads": 4,
-        "kv_heads": 2,
-        "d_head": 6,
-        "mlp_width": 10,
-        "residual": True,
-        "norm": "pre",
-        "positions": "rotary",
-        "bias": True,
-    }
-    return Architecture(**fields | changes)
-
-
-ONE_HEAD = architecture(
-    num_tokens=0,
-    d_x=8,
-    depth=1,
-    heads=1,
-    kv_heads=1,
-    mlp_width=0,
-    residual=False,
-    norm="none",
-    positions="none",
-    bias=False,
+from small_models import (
+    CLASSES,
+    LENGTH,
+    ONE_HEAD,
+    TOKENS,
+    architecture,
+    drawn,
+    forward,
+    one_head_problem,
+    targets,
+    tokens,
 )
 
+from jaxattn.kernels import streaming
+from jaxattn.models import transformer
+from jaxattn.theory import attention, laws, losses
 
-forward = jax.jit(transformer.apply, static_argnums=0)
-
-
-@functools.lru_cache
-def init(model):
-    return jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(0))
+MODEL = architecture()
 
 
-def tokens(seed, length=LENGTH):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, TOKENS, length))
-
-
-def targets(seed, length=LENGTH):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, CLASSES, length))
-
-
-def drawn(model, seed=0):
-    """Parameters in float64 that are zero nowhere, biases neither."""
-    rng = np.random.default_rng(seed)
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(functools.partial(transformer.init, model), key)
-    return jax.tree.map(lambda s: 0.3 * jnp.asarray(rng.normal(size=s.shape)), shapes)
+def loss_of(logit, labels):
+    return losses.cross_entropy(logit, labels)
 
 
 # --- one head
 
 
-def one_head_problem():
-    """A transformer that is one head, and the same head as `attention` has it."""
-    params = drawn(ONE_HEAD)
-    params["embed"]["vector"]["kernel"] = jnp.eye(8)
-    inputs = jnp.asarray(np.random.default_rng(1).normal(size=(LENGTH, 8)))
-    block = params["blocks"][0]["attention"]
-    head = attention.Params(
-        *(block[name]["kernel"] for name in ("query", "key", "value")),
-        block["output"]["kernel"] @ params["unembed"]["kernel"],
-    )
-    return params, head, inputs
-
-
-@pytest.mark.usefixtures("x64")
-def test_one_layer_with_one_head_is_the_head():
+def test_one_layer_with_one_head_is_the_head_and_obeys_the_laws(x64):
     params, head, inputs = one_head_problem()
-    mask = attention.causal_mask(LENGTH)
-    found = forward(ONE_HEAD, params, inputs)
-    expected = attention.forward(head, inputs, mask)
+    labels, mask = targets(2), attention.causal_mask(LENGTH)
+
+    @jax.jit
+    def run(params):
+        found = transformer.apply(ONE_HEAD, params, inputs)
+        return loss_of(found.logit, labels), found
+
+    (loss, found), gradient = jax.value_and_grad(run, has_aux=True)(params)
+    expected = jax.jit(attention.forward)(head, inputs, mask)
     (layer,) = found.heads
     for mine, theirs in (
         (layer.query[:, 0], expected.query),
@@ -112,20 +55,8 @@ def test_one_layer_with_one_head_is_the_head():
     ):
         assert relative_error(mine, theirs) < 1e-14
 
-
-@pytest.mark.usefixtures("x64")
-def test_its_gradient_is_that_of_the_laws():
-    params, head, inputs = one_head_problem()
-    labels = targets(2)
-
-    def loss(params):
-        logit = forward(ONE_HEAD, params, inputs).logit
-        return losses.cross_entropy(logit, labels)
-
-    mask = attention.causal_mask(LENGTH)
-    value, by_laws = laws.loss_and_gradient(head, inputs, labels, mask)
-    found, gradient = jax.value_and_grad(loss)(params)
-    assert relative_error(found, value) < 1e-14
+    value, by_laws = jax.jit(laws.loss_and_gradient)(head, inputs, labels, mask)
+    assert relative_error(loss, value) < 1e-14
     block = gradient["blocks"][0]["attention"]
     for name, law in (
         ("query", by_laws.w_q),
@@ -133,24 +64,25 @@ def test_its_gradient_is_that_of_the_laws():
         ("value", by_laws.w_v),
     ):
         assert relative_error(block[name]["kernel"], law) < 1e-12
-    # W_O is the product of two here.
-    mixed = params["blocks"][0]["attention"]["output"]["kernel"]
-    assert relative_error(gradient["unembed"]["kernel"], mixed.T @ by_laws.w_o) < 1e-12
+    # W_O is the product of two matrices here.
+    mixed = np.asarray(params["blocks"][0]["attention"]["output"]["kernel"])
+    by_product = mixed.T @ np.asarray(by_laws.w_o)
+    assert relative_error(gradient["unembed"]["kernel"], by_product) < 1e-12
 
 
 # --- the laws of every head
 
 
-def dense_attend(moved):
-    """`streaming.attend` with all of a, and something added to scores and values.
+def dense_attend(added):
+    """`streaming.attend` with all of a, and additions to scores, values, contexts.
 
-    Autodiff with respect to what is added is the third witness: it knows no law.
+    Autodiff with respect to these is the third witness: it uses no law.
     """
-    calls = iter(range(len(moved)))
+    layers = iter(added)
 
     def attend(query, key, value, **options):
         assert options["causal"]
-        score, content, context = moved[next(calls)]
+        score, content, context = next(layers)
         num_heads = query.shape[1]
         key = attention.repeat_heads(key, num_heads)
         value = attention.repeat_heads(value, num_heads) + content
@@ -162,13 +94,24 @@ def dense_attend(moved):
     return attend
 
 
-@pytest.mark.usefixtures("x64")
+@jax.jit
+@jax.vmap
+def of_head(query, key, value, upstream):
+    """Gradients and statistics of one causal head by the laws."""
+    mask = attention.causal_mask(len(query))
+    a = attention.weights(attention.scores(query, key), mask)
+    advantage = laws.advantage(a, laws.compatibility(upstream, value))
+    score_gradient = laws.score_gradient(a, advantage)
+    value_gradient = laws.value_gradient(a, upstream)
+    return score_gradient, value_gradient, a, advantage
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         pytest.param({}, id="pre"),
         pytest.param(
-            {"norm": "post", "value_norm": True, "positions": "learned"},
+            {"norm": "post", "value_norm": True, "positions": "learned", "depth": 3},
             id="post",
             marks=pytest.mark.slow,
         ),
@@ -179,62 +122,51 @@ def dense_attend(moved):
         ),
     ],
 )
-def test_each_head_obeys_the_laws_inside_three_layers(monkeypatch, changes):
+def test_each_head_obeys_the_laws_inside_several_layers(x64, monkeypatch, changes):
     model = architecture(**changes)
-    params, inputs, labels = drawn(model), tokens(3), targets(4)
+    params, inputs, labels = drawn(model, np.float64), tokens(3), targets(4)
     heads, width = model.heads, model.d_head
-    nothing = [
-        (
-            jnp.zeros((heads, LENGTH, LENGTH)),
-            jnp.zeros((LENGTH, heads, width)),
-            jnp.zeros((LENGTH, heads, width)),
-        )
-        for _ in range(model.depth)
-    ]
 
     def with_taps(taps):
-        found = forward(model, params, inputs, taps=taps)
-        return losses.cross_entropy(found.logit, labels), found
+        found = transformer.apply(model, params, inputs, taps=taps)
+        return loss_of(found.logit, labels), found
 
     taps = transformer.zero_taps(model, LENGTH, jnp.float64)
-    (loss, found), statistics = jax.value_and_grad(with_taps, has_aux=True)(
-        jax.tree.map(jnp.asarray, taps)
-    )
+    run = jax.jit(jax.value_and_grad(with_taps, has_aux=True))
+    (loss, found), statistics = run(taps)
 
-    def dense(moved):
-        monkeypatch.setattr(streaming, "attend", dense_attend(moved))
-        logit = transformer.apply(model, params, inputs).logit
-        return losses.cross_entropy(logit, labels)
+    def dense(added):
+        monkeypatch.setattr(streaming, "attend", dense_attend(added))
+        return loss_of(transformer.apply(model, params, inputs).logit, labels)
 
-    value, by_autodiff = jax.value_and_grad(dense)(nothing)
+    shapes = (heads, LENGTH, LENGTH), (LENGTH, heads, width), (LENGTH, heads, width)
+    nothing = [[np.zeros(shape) for shape in shapes] for _ in range(model.depth)]
+    value, by_autodiff = jax.jit(jax.value_and_grad(dense))(nothing)
     assert relative_error(loss, value) < 1e-13
-    mask = attention.causal_mask(LENGTH)
-    for layer, (score, content, context) in enumerate(by_autodiff):
-        seen, of_layer = found.heads[layer], statistics[layer]
-        keys, values = (
-            attention.repeat_heads(a, heads) for a in (seen.key, seen.value)
+    for of_layer, layer, (score, content, context) in zip(
+        statistics, found.heads, by_autodiff, strict=True
+    ):
+        query, upstream = (np.swapaxes(x, 0, 1) for x in (layer.query, context))
+        key, values = (
+            np.repeat(np.swapaxes(x, 0, 1), heads // x.shape[1], axis=0)
+            for x in (layer.key, layer.value)
         )
-        for head in range(heads):
-            a = attention.weights(
-                attention.scores(seen.query[:, head], keys[:, head]), mask
-            )
-            u = context[:, head]
-            advantage = laws.advantage(a, laws.compatibility(u, values[:, head]))
-            by_law = laws.score_gradient(a, advantage)
-            assert relative_error(by_law, score[head]) < 1e-11
-            of_values = laws.value_gradient(a, u)
-            assert relative_error(of_values, content[:, head]) < 1e-11
-            for name, expected in (
-                ("score_gradient_norm", np.linalg.norm(score[head])),
-                ("value_gradient_norm", np.linalg.norm(content[:, head])),
-                ("routing_pressure", np.sum(a * advantage**2)),
-                ("column_usage", np.sum(a, axis=0)),
-                ("routing_entropy", np.sum(attention.attention_entropy(a))),
-            ):
-                assert relative_error(getattr(of_layer, name)[head], expected) < 1e-9
+        by_laws = jax.tree.map(np.asarray, of_head(query, key, values, upstream))
+        score_gradient, value_gradient, a, advantage = by_laws
+        assert relative_error(score_gradient, score) < 1e-11
+        assert relative_error(value_gradient, np.swapaxes(content, 0, 1)) < 1e-11
+        entropy = -np.sum(a * np.log(np.where(a > 0, a, 1)), axis=(1, 2))
+        for name, expected in (
+            ("score_gradient_norm", np.linalg.norm(score, axis=(1, 2))),
+            ("value_gradient_norm", np.linalg.norm(content, axis=(0, 2))),
+            ("routing_pressure", np.sum(a * advantage**2, axis=(1, 2))),
+            ("column_usage", np.sum(a, axis=1)),
+            ("routing_entropy", entropy),
+        ):
+            assert relative_error(getattr(of_layer, name), expected) < 1e-9
 
 
-# --- options
+# --- options of the architecture
 
 
 OPTIONS = {
@@ -246,31 +178,20 @@ OPTIONS = {
     "no positions": {"positions": "none"},
     "learned": {"positions": "learned"},
     "all key-value heads": {"kv_heads": 4},
-    "depth": {"depth": 1},
+    "depth": {"depth": 2},
     "no bias": {"bias": False},
 }
 
 
-def looks_at(model, params, inputs):
-    """(T, T) which inputs an output hangs on, by its gradient."""
-
-    def logit(embedded):
-        return forward(model, params, embedded).logit
-
-    slope = jax.jacrev(logit)(inputs)
-    return np.abs(slope).sum(axis=(1, 3)) > 0
-
-
-def test_every_option_changes_what_comes_out():
-    base = architecture()
+def test_every_option_changes_the_output():
     outputs = {}
     for name, changes in {"": {}, **OPTIONS}.items():
-        model = dataclasses.replace(base, **changes)
-        params = transformer.init(model, jax.random.key(0))
-        logit = transformer.apply(model, params, tokens(0)).logit
+        model = architecture(**{"depth": 1} | changes)
+        # Not compiled as a whole: most operations are the same for all options.
+        logit = np.asarray(transformer.apply(model, drawn(model), tokens(0)).logit)
         assert logit.shape == (LENGTH, CLASSES)
         assert np.isfinite(logit).all()
-        outputs[name] = np.asarray(logit)
+        outputs[name] = logit
     names = list(outputs)
     for n, name in enumerate(names):
         for other in names[:n]:
@@ -278,31 +199,31 @@ def test_every_option_changes_what_comes_out():
 
 
 @pytest.mark.parametrize("kind", transformer.KINDS)
-def test_nothing_looks_ahead(kind):
+def test_outputs_depend_on_no_later_input(kind):
     positions = "rotary" if kind == "transformer" else "learned"
-    model = architecture(kind=kind, num_tokens=0, d_x=3, positions=positions, depth=2)
-    inputs = jax.random.normal(jax.random.key(1), (LENGTH, 3))
-    params = init(model)
-    seen = looks_at(model, params, inputs)
-    wanted = np.eye(LENGTH) if kind == "mlp" else np.tri(LENGTH)
-    np.testing.assert_array_equal(seen, wanted.astype(bool))
-
-
-def test_a_history_is_all_that_lies_behind_and_no_more():
-    x = jnp.arange(1.0, 5)[:, None]
-    found = np.asarray(transformer._history(x, 3))
-    np.testing.assert_array_equal(found, [[1, 0, 0], [2, 1, 0], [3, 2, 1], [4, 3, 2]])
+    model = architecture(kind=kind, num_tokens=0, d_x=3, positions=positions)
+    inputs = np.random.default_rng(1).normal(size=(LENGTH, 3)).astype(np.float32)
+    # One of these for each position, at which it differs from the first.
+    several = np.tile(inputs, (LENGTH + 1, 1, 1))
+    several[np.arange(1, LENGTH + 1), np.arange(LENGTH)] += 1
+    params = drawn(model)
+    run = jax.jit(jax.vmap(lambda x: transformer.apply(model, params, x).logit))
+    logit = np.asarray(run(several))
+    moved = np.abs(logit[1:] - logit[:1]).max(axis=2)  # (changed input, output)
+    depends = np.eye(LENGTH) if kind == "mlp" else np.tri(LENGTH)
+    assert (moved[depends.T == 0] < 1e-6).all()
+    assert (moved[depends.T == 1] > 1e-5).all()
 
 
 def test_shared_heads_are_copies_of_one():
-    few, all_ = architecture(kv_heads=2), architecture(kv_heads=4)
-    params = init(few)
-    copied = jax.tree.map(lambda leaf: leaf, params)
+    few, all_ = architecture(depth=1), architecture(depth=1, kv_heads=4)
+    params = drawn(few)
+    copied = jax.tree.map(np.asarray, params)
     for block in copied["blocks"].values():
         for name in ("key", "value"):
             for leaf, array in block["attention"][name].items():
                 heads = array.reshape(*array.shape[:-1], 2, few.d_head)
-                shared = jnp.repeat(heads, 2, axis=-2)
+                shared = np.repeat(heads, 2, axis=-2)
                 flat = shared.reshape(*array.shape[:-1], -1)
                 block["attention"][name][leaf] = flat
     np.testing.assert_allclose(
@@ -313,60 +234,53 @@ def test_shared_heads_are_copies_of_one():
     )
 
 
-def test_rotated_products_hang_on_the_distance_alone():
-    rng = np.random.default_rng(0)
-    one = jnp.asarray(rng.normal(size=(1, 1, 6)), jnp.float32)
-    other = jnp.asarray(rng.normal(size=(1, 1, 6)), jnp.float32)
-    q, k = (transformer.rotate(jnp.tile(x, (12, 1, 1)))[:, 0] for x in (one, other))
-    product = np.asarray(q @ k.T)
-    for distance in range(-5, 6):
-        along = np.diagonal(product, distance)
-        np.testing.assert_allclose(along, along[0], rtol=1e-4, atol=1e-5)
-    assert np.ptp(product[0]) > 0.1
-    np.testing.assert_allclose(
-        np.linalg.norm(q, axis=1), np.linalg.norm(one), rtol=1e-6
-    )
+@pytest.mark.parametrize("kind", transformer.KINDS)
+def test_size_counts_the_parameters(kind):
+    model = architecture(kind=kind, positions="learned")
+    count = sum(leaf.size for leaf in jax.tree.leaves(drawn(model)))
+    assert transformer.size(model) == count
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_angles_are_not_in_half_precision(dtype):
-    turned = transformer.rotate(jnp.ones((70_000, 1, 50), dtype))
-    assert turned.dtype == dtype
-    turned = np.asarray(turned, np.float64)
-    product = np.sum(turned[1:] * turned[:-1], axis=(1, 2))
-    rate = 10_000.0 ** (-np.arange(0, 50, 2) / 50)
-    rounding = 4 * float(jnp.finfo(dtype).eps)
-    np.testing.assert_allclose(product, 2 * np.cos(rate).sum(), rtol=0.01 + rounding)
+def test_init_starts_small_and_without_positions():
+    # Almost all of one shape, which is drawn by one program.
+    eight = dict.fromkeys(("num_tokens", "num_classes", "length", "mlp_width"), 8)
+    heads = dict.fromkeys(("heads", "kv_heads"), 2)
+    model = architecture(**eight, **heads, d_head=4, positions="learned", depth=1)
+    params = transformer.init(model, jax.random.key(0))
+    other = transformer.init(model, jax.random.key(1))
+    for one, two in zip(*map(jax.tree.leaves, (params, other)), strict=True):
+        assert np.isfinite(one).all()
+        assert np.abs(one).max() < 5
+        assert np.any(one != two) or not np.any(one)
+    assert not np.any(params["embed"]["position"]["embedding"])
+    assert np.any(params["unembed"]["kernel"])
 
 
-def test_dropout_hangs_on_its_key_and_differs_between_layers():
-    model = architecture(dropout_rate=0.5, depth=2)
-    params = init(model)
+def test_dropout_depends_on_its_key_and_differs_between_layers():
+    model = architecture(dropout_rate=0.5)
+    params = drawn(model)
 
     def contexts(key):
-        return [h.context for h in forward(model, params, tokens(0), key=key).heads]
+        found = forward(model, params, tokens(0), key=key)
+        return [np.asarray(layer.context) for layer in found.heads]
 
     plain, again = contexts(None), contexts(jax.random.key(1))
     np.testing.assert_array_equal(again, contexts(jax.random.key(1)))
     assert np.abs(again[0] - contexts(jax.random.key(2))[0]).max() > 0.01
-    undropped = forward(
-        dataclasses.replace(model, dropout_rate=0.0),
-        params,
-        tokens(0),
-        key=jax.random.key(1),
-    )
-    np.testing.assert_array_equal(plain[0], undropped.heads[0].context)
-    # The first query sees one source: it keeps it, twice as large, or loses it.
-    ratio = np.asarray(again)[:, 0] / np.asarray([h[0] for h in plain])
+    undropped = forward(MODEL, params, tokens(0)).heads[0].context
+    np.testing.assert_array_equal(plain[0], undropped)
+    # The first query has one source: it keeps it, twice as large, or loses it.
+    ratio = np.stack(again)[:, 0] / np.stack(plain)[:, 0]
     assert set(np.round(ratio[0].ravel(), 4)) <= {0.0, 2.0}
+    assert np.abs(ratio[0] - ratio[1]).max() > 0.1
 
 
 @pytest.mark.slow
 def test_seeds_may_be_mapped_over():
     model = architecture(depth=1)
     keys = jax.random.split(jax.random.key(0), 3)
-    params = jax.jit(jax.vmap(functools.partial(transformer.init, model)))(keys)
-    inputs = jnp.stack([tokens(seed) for seed in range(3)])
+    params = jax.jit(jax.vmap(lambda key: transformer.init(model, key)))(keys)
+    inputs = np.stack([tokens(seed) for seed in range(3)])
     together = jax.jit(jax.vmap(lambda p, x: forward(model, p, x).logit))(
         params, inputs
     )
@@ -376,20 +290,19 @@ def test_seeds_may_be_mapped_over():
         np.testing.assert_allclose(together[n], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_held_attention_does_not_move():
-    model = architecture(depth=2)
-    params = init(model)
-    found = forward(model, params, tokens(0))
+def test_fixed_attention_does_not_move():
+    params = drawn(MODEL)
+    found = forward(MODEL, params, tokens(0))
     held = tuple(transformer.Held(h.query, h.key) for h in found.heads)
 
-    def loss(params):
-        logit = forward(model, params, tokens(0), held=held).logit
-        return losses.cross_entropy(logit, targets(1))
+    @jax.jit
+    def run(params):
+        logit = transformer.apply(MODEL, params, tokens(0), held=held).logit
+        return loss_of(logit, targets(1)), logit
 
-    logit = forward(model, params, tokens(0), held=held).logit
-    np.testing.assert_array_equal(logit, found.logit)
-    slope = jax.grad(loss)(params)["blocks"]
-    for layer in slope.values():
+    (_, logit), slope = jax.value_and_grad(run, has_aux=True)(params)
+    np.testing.assert_allclose(logit, found.logit, rtol=1e-6, atol=1e-6)
+    for layer in slope["blocks"].values():
         for name in ("query", "key"):
             assert not np.any(layer["attention"][name]["kernel"])
         assert np.any(layer["attention"]["value"]["kernel"])
@@ -398,273 +311,92 @@ def test_held_attention_does_not_move():
 # --- ablation
 
 
+def no_ablation(model):
+    return transformer.Ablation(
+        np.zeros((model.depth, model.heads), bool),
+        np.zeros(model.depth, bool),
+        np.zeros((model.depth, model.heads, model.d_head), np.float32),
+        np.zeros((model.depth, model.width), np.float32),
+    )
+
+
 def test_a_head_that_is_zeroed_is_one_that_is_not_read():
-    model = architecture(depth=2)
-    params = jax.tree.map(lambda leaf: leaf, init(model))
-    ablation = no_ablation(model)
-    ablation = ablation._replace(heads=ablation.heads.at[1, 2].set(True))
-    found = forward(model, params, tokens(0), ablation=ablation).logit
+    params, ablation = drawn(MODEL), no_ablation(MODEL)
+    ablation.heads[1, 2] = True
+    found = forward(MODEL, params, tokens(0), ablation=ablation).logit
     kernel = params["blocks"][1]["attention"]["output"]["kernel"]
-    rows = slice(2 * model.d_head, 3 * model.d_head)
-    params["blocks"][1]["attention"]["output"]["kernel"] = kernel.at[rows].set(0)
-    expected = forward(model, params, tokens(0)).logit
+    kernel[2 * MODEL.d_head : 3 * MODEL.d_head] = 0
+    expected = forward(MODEL, params, tokens(0)).logit
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_mlp_is_replaced_by_what_is_given():
-    model = architecture(depth=2)
-    params = init(model)
-    ablation = no_ablation(model)
-    constant = jnp.arange(8.0)
-    ablation = ablation._replace(
-        mlps=ablation.mlps.at[0].set(True), mlp=ablation.mlp.at[0].set(constant)
-    )
-    found = forward(model, params, tokens(0), ablation=ablation)
-    np.testing.assert_array_equal(found.mlp[0], np.tile(constant, (LENGTH, 1)))
-    same = forward(model, params, tokens(0), ablation=no_ablation(model))
-    plain = forward(model, params, tokens(0))
-    np.testing.assert_array_equal(same.logit, plain.logit)
+def test_an_mlp_is_replaced_by_a_constant():
+    params, ablation = drawn(MODEL), no_ablation(MODEL)
+    ablation.mlps[0] = True
+    ablation.mlp[0] = np.arange(8)
+    found = forward(MODEL, params, tokens(0), ablation=ablation)
+    np.testing.assert_array_equal(found.mlp[0], np.tile(ablation.mlp[0], (LENGTH, 1)))
+    same = forward(MODEL, params, tokens(0), ablation=no_ablation(MODEL))
+    plain = forward(MODEL, params, tokens(0))
+    np.testing.assert_allclose(same.logit, plain.logit, rtol=1e-6, atol=1e-6)
+    assert np.abs(found.logit - plain.logit).max() > 1e-3
 
 
-def no_ablation(model):
-    return transformer.Ablation(
-        jnp.zeros((model.depth, model.heads), bool),
-        jnp.zeros(model.depth, bool),
-        jnp.zeros((model.depth, model.heads, model.d_head)),
-        jnp.zeros((model.depth, model.width)),
-    )
-
-
-# --- parameters
+# --- parameters and inputs
 
 
 def test_wrong_parameters_are_named():
-    model = architecture(depth=2)
-    params = init(model)
-    transformer.check_params(model, params)
+    transformer.check_params(MODEL, drawn(MODEL))
 
-    partial = jax.tree.map(lambda leaf: leaf, params)
+    partial = drawn(MODEL)
     del partial["blocks"][1]["attention"]["key"]
     with pytest.raises(
         transformer.ParamsError, match=r"blocks\.1\.attention\.key\.kernel is missing"
     ):
-        forward(model, partial, tokens(0))
+        forward(MODEL, partial, tokens(0))
 
-    wider = init(dataclasses.replace(model, mlp_width=11))
+    wider = drawn(dataclasses.replace(MODEL, mlp_width=11))
     with pytest.raises(
-        transformer.ParamsError, match=r"blocks\.0\.mlp\.up\.kernel is \(8, 11\), not"
+        transformer.ParamsError,
+        match=r"blocks\.0\.mlp\.up\.kernel is \(8, 11\), must be \(8, 10\)",
     ):
-        transformer.check_params(model, wider)
+        transformer.check_params(MODEL, wider)
 
-    deeper = init(dataclasses.replace(model, depth=3))
-    with pytest.raises(transformer.ParamsError, match=r"blocks\.2\.\S+ is not of it"):
-        transformer.check_params(model, deeper)
-
-
-@pytest.mark.parametrize("kind", transformer.KINDS)
-def test_size_counts_the_parameters(kind):
-    model = architecture(kind=kind, positions="learned")
-    params = init(model)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert transformer.size(model) == count
-
-
-# --- schedules
+    deeper = drawn(dataclasses.replace(MODEL, depth=3))
+    with pytest.raises(
+        transformer.ParamsError, match=r"blocks\.2\.\S+ is unknown.*; must be those"
+    ):
+        transformer.check_params(MODEL, deeper)
 
 
 def test_every_parameter_has_a_role():
-    model = architecture(positions="learned")
-    params = init(model)
+    params = drawn(architecture(positions="learned"))
     paths, _ = jax.tree_util.tree_flatten_with_path(params)
-    roles = {
-        ".".join(str(p.key) for p in path): roles.role_of(path) for path, _ in paths
+    role_of = {
+        ".".join(str(p.key) for p in path): transformer.role_of(path)
+        for path, _ in paths
     }
-    assert set(roles.values()) == set(roles.LAYER_ROLES)
-    for name, role in roles.items():
+    assert set(role_of.values()) == set(transformer.ROLES)
+    for name, role in role_of.items():
         if "attention" in name:
             assert name.split(".")[3] == role
-    assert roles["unembed.kernel"] == "output"
-    assert roles["embed.position.embedding"] == "embed"
-    tx = roles.by_role({roles.LAYER_ROLES: optax.sgd(0.1)}, roles=roles.LAYER_ROLES)
-    with pytest.raises(roles.RoleError, match=r"'gain'.*has no role"):
-        tx.init({"gain": jnp.zeros(2)})
-
-
-def batch_of(count=3):
-    inputs = jnp.stack([tokens(seed) for seed in range(count)])
-    return Batch(inputs, jnp.stack([targets(10 + seed) for seed in range(count)]))
-
-
-def batched(model):
-    """Loss and gradient of a whole batch, and what layered EM needs."""
-
-    def loss(params, batch, held=None):
-        def one(x, y, held):
-            logit = forward(model, params, x, held=held).logit
-            return losses.cross_entropy(logit, y)
-
-        return jnp.mean(jax.vmap(one)(batch.inputs, batch.targets, held))
-
-    def hold(params, batch):
-        found = jax.vmap(lambda x: forward(model, params, x))(batch.inputs)
-        return tuple(transformer.Held(h.query, h.key) for h in found.heads)
-
-    return (
-        lambda p, b, key: jax.value_and_grad(loss)(p, b),
-        layered_em.FixedModel(hold, jax.grad(loss)),
-    )
-
-
-RATES = {"routing_rate": 0.1, "value_rate": 0.3, "output_rate": 0.7}
-
-
-def test_two_timescale_moves_every_layer_by_the_rate_of_its_role():
-    model = architecture()
-    params, batch = init(model), batch_of()
-    loss_and_gradient, _ = batched(model)
-    algorithm = SPECS["two_timescale"].layers(
-        {}, RATES, LayeredModel(loss_and_gradient, None, steps=10)
-    )
-    state, _ = algorithm.step(algorithm.init(params), batch, jax.random.key(0))
-    _, slope = loss_and_gradient(params, batch, None)
-    rate_of = dict.fromkeys(("query", "key"), 0.1) | {"value": 0.3}
-    moved, _ = jax.tree_util.tree_flatten_with_path(
-        jax.tree.map(lambda a, b: a - b, state.params, params)
-    )
-    for (path, motion), g in zip(moved, jax.tree.leaves(slope), strict=True):
-        rate = rate_of.get(roles.role_of(path), 0.7)
-        np.testing.assert_allclose(motion, -rate * g, rtol=1e-3, atol=2e-7)
-
-
-EM = {
-    "optimizer": "sgd",
-    "m_step": "gradient",
-    "order": "simultaneous",
-    "inner_steps": 1,
-}
-
-
-@pytest.mark.slow
-def test_simultaneous_em_with_one_step_is_two_timescale():
-    model = architecture()
-    params, batch = init(model), batch_of()
-    loss_and_gradient, held = batched(model)
-    states = []
-    for name, arm in (("em", EM), ("two_timescale", {})):
-        model = LayeredModel(loss_and_gradient, held, steps=10)
-        algorithm = SPECS[name].layers(arm, RATES, model)
-        step, state = jax.jit(algorithm.step), algorithm.init(params)
-        for _ in range(3):
-            state, _ = step(state, batch, jax.random.key(0))
-        states.append(state.params)
-    for one, other in zip(*map(jax.tree.leaves, states), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("order", "inner"),
-    [
-        ("alternating", 3),
-        pytest.param("simultaneous", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_em_of_one_layer_is_em_of_the_head(order, inner):
-    params, head, inputs = one_head_problem()
-    block = params["blocks"][0]["attention"]
-    block["output"]["kernel"] = jnp.eye(6, 8)
-    head = head._replace(w_o=params["unembed"]["kernel"][:6])
-    batch = Batch(inputs[None], targets(5)[None])
-    arm = EM | {"order": order, "inner_steps": inner}
-    # The product of two matrices does not move as one: only W_O may, here.
-    of_head = em(
-        m_steps.gradient(0.3),
-        roles.by_role({("query", "key"): optax.sgd(0.1)}, still=("value", "output")),
-        order=order,
-        inner_steps=inner,
-        frame_roles=("query", "key"),
-        still=("output",),
-    )
-    loss_and_gradient, held = batched(ONE_HEAD)
-    layered = SPECS["em"].layers(
-        arm,
-        RATES | {"output_rate": 0.0},
-        LayeredModel(loss_and_gradient, held, steps=10),
-    )
-    mine, theirs = layered.init(params), of_head.init(head)
-    for _ in range(4):
-        mine, info = layered.step(mine, batch, jax.random.key(0))
-        theirs, expected = of_head.step(theirs, batch, jax.random.key(0))
-        assert relative_error(info.loss, expected.loss) < 1e-12
-    found = mine.params["blocks"][0]["attention"]
-    for name, weight in (
-        ("query", theirs.params.w_q),
-        ("key", theirs.params.w_k),
-        ("value", theirs.params.w_v),
-    ):
-        assert relative_error(found[name]["kernel"], weight) < 1e-10
-        assert relative_error(found[name]["kernel"], block[name]["kernel"]) > 1e-3
-
-
-def test_the_rate_warms_up_and_cools_down():
-    share = descent.warm_up_cosine(0.2, 100)
-    found = np.array([share(n) for n in (0, 10, 20, 60, 100)])
-    np.testing.assert_allclose(found, [0, 0.5, 1, 0.5, 0], atol=1e-6)
-    assert descent.warm_up_cosine(0.0, 100)(0) == 1
-
-
-def test_adamw_moves_at_its_rate_and_decays_weights():
-    rates = {"learning_rate": 0.1, "weight_decay": 0.2}
-    tx = specs.SCHEDULED["adamw"].build({"warm_up": 0.5}, rates, 4)
-    params = {"w": jnp.array([2.0, -3.0])}
-    slope = {"w": jnp.array([1.0, 5.0])}
-    with jax.numpy_dtype_promotion("standard"):  # optax takes powers of a count
-        updates, state = tx.update(slope, tx.init(params), params)
-        np.testing.assert_array_equal(updates["w"], 0)  # the first rate is 0
-        updates, _ = tx.update(slope, state, params)
-    expected = -0.05 * (1 + 0.2 * np.asarray(params["w"]))
-    np.testing.assert_allclose(updates["w"], expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [
-        ("kind", "lstm", "one of transformer, mlp, history_mlp, gru"),
-        ("norm", "layer", "one of none, pre, post"),
-        ("positions", "sin", "one of none, learned, rotary, learned_rotary"),
-        ("depth", -1, "a whole number, at least 0"),
-        ("depth", 2.0, "a whole number, at least 0"),
-        ("heads", 0, "a whole number, at least 1"),
-        ("heads", 3, "a divisor of heads, 3"),
-        ("kv_heads", 3, "a divisor of heads, 4"),
-        ("d_head", 5, "an even number with rotary positions"),
-        ("width", True, "a whole number, at least 1"),
-        ("residual", 1, "true or false"),
-        ("dropout_rate", 1.0, "a number from 0, below 1"),
-        ("num_tokens", 0, "0 for tokens, and 1 or more"),
-        ("d_x", 3, "0 for tokens, and 1 or more where num_tokens is 0"),
-    ],
-)
-def test_an_architecture_that_is_none(field, value, allowed):
-    message = rf"^{field}={value!r}: allowed: {allowed}"
-    if (field, value) in (("heads", 3), ("num_tokens", 0)):  # then another is wrong
-        message = rf"^(kv_heads=2|d_x=0): allowed: {allowed}"
-    for built in (architecture, lambda **f: dataclasses.replace(architecture(), **f)):
-        with pytest.raises(ValueError, match=message) as caught:
-            built(**{field: value})
-        assert "\n" not in str(caught.value)
+    assert role_of["unembed.kernel"] == "output"
+    assert role_of["embed.position.embedding"] == "embed"
+    ((path, _),), _ = jax.tree_util.tree_flatten_with_path({"gain": 0})
+    assert transformer.role_of(path) is None
 
 
 @pytest.mark.parametrize("token", [-1, TOKENS, 99])
-def test_a_token_that_is_none_makes_nan_of_what_looks_at_it(token):
-    model = architecture()
-    logit = forward(model, init(model), tokens(0).at[4].set(token)).logit
-    wanted = forward(model, init(model), tokens(0)).logit
+def test_an_unknown_token_makes_nan_of_the_queries_that_attend_to_it(token):
+    params, inputs = drawn(MODEL), tokens(0)
+    wanted = forward(MODEL, params, inputs).logit
+    inputs[4] = token
+    logit = forward(MODEL, params, inputs).logit
     np.testing.assert_array_equal(logit[:4], wanted[:4])
     assert np.isnan(logit[4:]).all()
 
 
 def test_more_inputs_than_learned_positions():
     model = architecture(positions="learned")
-    with pytest.raises(ValueError, match="of length 10: allowed: at most 9 positions"):
-        transformer.apply(model, init(model), tokens(0, LENGTH + 1))
+    with pytest.raises(ValueError, match="of length 10: must be at most 9 long"):
+        transformer.apply(model, drawn(model), tokens(0, LENGTH + 1))

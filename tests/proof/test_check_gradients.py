@@ -136,7 +136,7 @@ def test_what_does_not_hold_is_named(summary):
         "BROKEN scores: inf > 1e-05 against autodiff,\n  f32, jit, in problem 5" in said
     )
     assert "BROKEN order of values, sticky: slope 1.5000 to 2.0000" in said
-    assert "NOT WEIGHED advantage" in said
+    assert "NOT TESTED advantage" in said
     assert "\nscores                     !f64" in said
     assert max(map(len, said.splitlines())) <= 80
     summary["slopes"]["values, sticky"] |= {"least": None, "largest": None}

@@ -14,9 +14,11 @@ from jaxattn.proof import first_order
 from jaxattn.tasks.base import Batch
 from jaxattn.theory import attention, laws, losses
 
+pytestmark = pytest.mark.usefixtures("x64")
 
-def losses_of(params, inputs, targets, mask):
-    """Coordinates -> their point, and the loss as a plain function of them."""
+
+def loss_in(coordinates, params, inputs, targets, mask):
+    """The point in these coordinates, and the loss as a plain function of it."""
     f = attention.forward(params, inputs, mask)
 
     def of_logit(logit):
@@ -36,46 +38,65 @@ def losses_of(params, inputs, targets, mask):
         "scores": (f.score, of_score),
         "values": (f.value, of_value),
         "projections": (params, of_params),
-    }
+    }[coordinates]
 
 
-@pytest.mark.parametrize("coordinates", first_order.COORDINATES)
-def test_the_gradient_and_finite_changes_are_right(x64, coordinates):
+def head(seed, **more):
+    return *random_problem(seed, **more), random_mask(seed, 12)
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "bias"),
+    [("scores", True), ("values", True), ("projections", True), ("projections", False)],
+)
+def test_the_gradient_and_finite_changes_are_right(coordinates, bias):
+    point_of = jax.jit(lambda *head: loss_in(coordinates, *head)[0])
+
+    @jax.jit
+    def compared(change, *head):
+        point, loss = loss_in(coordinates, *head)
+        descent = first_order.COORDINATES[coordinates](*head)
+        moved = jax.tree.map(jnp.add, point, change)
+        gradients = descent.gradient, jax.grad(loss)(point)
+        return gradients, descent.actual(change), loss(moved) - loss(point)
+
     for seed in range(2):
-        problem = (*random_problem(seed, bias=seed > 0), random_mask(seed, 12))
-        point, loss = losses_of(*problem)[coordinates]
-        descent = first_order.COORDINATES[coordinates](*problem)
-        assert relative_error(descent.gradient, jax.grad(loss)(point)) < 1e-12
+        problem = head(seed, bias=bias)
+        direction = random_direction(seed, point_of(*problem))
         for size in (1e-3, 1.0):
-            change = jax.tree.map(
-                lambda d, s=size: s * d, random_direction(seed, point)
-            )
-            moved = jax.tree.map(jnp.add, point, change)
-            plain = float(loss(moved) - loss(point))
-            assert float(descent.actual(change)) == pytest.approx(
-                plain, rel=1e-9, abs=1e-13
-            )
+            change = jax.tree.map(lambda d, s=size: s * d, direction)
+            gradients, actual, plain = compared(change, *problem)
+            assert relative_error(*gradients) < 1e-12
+            assert float(actual) == pytest.approx(float(plain), rel=1e-9, abs=1e-13)
 
 
-def slopes(coordinates, seeds):
-    """Along the step of descent and a random one (seeds, 2)."""
+@functools.partial(jax.jit, static_argnames="coordinates")
+def slopes_of(coordinates, heads, gradients, motions):
+    """Of motions (seeds, ...), given the gradients of the laws (seeds, ...)."""
 
-    def one(seed):
-        problem = (*random_problem(seed), random_mask(seed, 12))
-        descent = first_order.COORDINATES[coordinates](*problem)
-        downhill = jax.tree.map(jnp.negative, descent.gradient)
-        random = random_direction(seed, downhill)
-        return [
-            first_order.reach(descent, motion, decades=5, number=11).slope
-            for motion in (downhill, random)
-        ]
+    def one(head, gradient, motion):
+        descent = first_order.COORDINATES[coordinates](*head)
+        descent = descent._replace(gradient=gradient)
+        return first_order.reach(descent, motion, decades=5, number=11).slope
 
-    return np.array([one(seed) for seed in range(seeds)])
+    return jax.vmap(one)(heads, gradients, motions)
+
+
+def slopes(coordinates, seeds=3):
+    """Along the step of descent and along a random one (2, seeds)."""
+    heads = jax.tree.map(lambda *x: np.stack(x), *map(head, range(seeds)))
+    # By the laws as they are now, broken or not; the rest is compiled once.
+    law = jax.vmap(lambda *head: first_order.COORDINATES[coordinates](*head).gradient)
+    gradients = jax.jit(law)(*heads)
+    downhill = jax.tree.map(lambda x: -np.asarray(x), gradients)
+    random = random_direction(0, gradients)
+    found = [slopes_of(coordinates, heads, gradients, m) for m in (downhill, random)]
+    return np.array(found)
 
 
 @pytest.mark.parametrize("coordinates", first_order.COORDINATES)
-def test_the_remainder_is_of_second_order(x64, coordinates):
-    np.testing.assert_allclose(slopes(coordinates, seeds=3), 2, atol=0.01)
+def test_the_remainder_is_of_second_order(coordinates):
+    np.testing.assert_allclose(slopes(coordinates), 2, atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +107,16 @@ def test_the_remainder_is_of_second_order(x64, coordinates):
         ("projections", "loss_and_gradient"),
     ],
 )
-def test_one_per_cent_in_the_gradient_is_not_slope_two(
-    x64, monkeypatch, coordinates, law
-):
+def test_one_per_cent_in_the_gradient_is_not_slope_two(monkeypatch, coordinates, law):
     right = getattr(laws, law)
     monkeypatch.setattr(
         laws, law, lambda *xs: jax.tree.map(lambda x: 1.01 * x, right(*xs))
     )
-    assert np.all(slopes(coordinates, seeds=3) < 1.7)
+    assert np.all(slopes(coordinates) < 1.7)
 
 
-def test_a_gradient_without_some_of_its_parts_is_not_slope_two(x64, monkeypatch):
-    """The step of descent alone could not tell: it does not go where they point."""
+def test_a_gradient_without_some_of_its_parts_is_not_slope_two(monkeypatch):
+    """Along the step of descent it is: that does not go where they point."""
     right = laws.loss_and_gradient
 
     def without(*xs):
@@ -105,18 +124,18 @@ def test_a_gradient_without_some_of_its_parts_is_not_slope_two(x64, monkeypatch)
         return loss, gradient._replace(w_k=jnp.zeros_like(gradient.w_k))
 
     monkeypatch.setattr(laws, "loss_and_gradient", without)
-    downhill, random = slopes("projections", seeds=2).T
+    downhill, random = slopes("projections")
     np.testing.assert_allclose(downhill, 2, atol=0.01)
     assert np.all(random < 1.5)
 
 
-def test_a_loss_that_is_linear_has_no_slope(x64):
+def test_a_loss_that_is_linear_has_no_slope():
     descent = first_order.Descent(jnp.ones(2), lambda change: jnp.sum(change))
-    reach = first_order.reach(descent, jnp.ones(2), decades=5, number=5)
-    assert np.isnan(reach.slope)
+    reach = jax.jit(lambda d: first_order.reach(descent, d, decades=5, number=5))
+    assert np.isnan(reach(jnp.ones(2)).slope)
 
 
-def test_remainder(x64):
+def test_remainder():
     gradient = (jnp.array([1.0, -2.0]), jnp.array(3.0))
     motion = (jnp.array([0.5, 0.5]), jnp.array(-1.0))
     assert laws.remainder(jnp.array(-3.0), gradient, motion) == pytest.approx(0.5)
@@ -124,63 +143,38 @@ def test_remainder(x64):
     assert laws.remainder(jnp.array(0.0), gradient, zero) == 0
 
 
-def follow(algorithm, params, sample, heldout, steps=5):
-    gradient = functools.partial(
-        gradients.by_laws, wiring=gradients.Wiring(causal=True)
-    )
-    return first_order.follow(
-        algorithm,
-        gradient,
-        params,
-        sample,
-        heldout,
-        steps=steps,
-        key=jax.random.key(0),
-    )
-
-
-@pytest.mark.slow
-def test_follow_compares_each_step_with_its_promise(x64):
-    params, inputs, targets = random_problem(0, length=40)
-    _, *heldout = random_problem(1, length=40)
-    batch, heldout = Batch(inputs, targets), Batch(*heldout)
+def test_follow_compares_each_step_with_its_prediction():
+    """Steps on other sequences in turn, each traced on its own and the held-out one."""
+    params, *_ = random_problem(0)
+    *own, heldout = (Batch(*random_problem(n, length=40)[1:]) for n in range(5))
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *own)
+    wiring = gradients.Wiring(causal=True)
+    gradient = functools.partial(gradients.by_laws, wiring=wiring)
     algorithm = descent.gradient(optax.sgd(1e-4))
-    traces = follow(algorithm, params, lambda step: batch, heldout)
-
+    traces = jax.jit(
+        lambda params, heldout: first_order.follow(
+            algorithm,
+            gradient,
+            params,
+            lambda step: jax.tree.map(lambda leaf: leaf[step], stacked),
+            heldout,
+            steps=len(own),
+            key=jax.random.key(0),
+        )
+    )(params, heldout)
+    step, losses = jax.jit(algorithm.step), jax.jit(gradient)
     state = algorithm.init(params)
-    for step in range(5):
+    for number, batch in enumerate(own):
         before = state.params
-        state, _ = algorithm.step(state, batch, jax.random.key(0))
+        state, _ = step(state, batch, jax.random.key(0))
+        motion = jax.tree.map(lambda a, b: np.asarray(a - b), state.params, before)
         for sequence, trace in ((batch, traces.own), (heldout, traces.heldout)):
-            loss, gradient = gradients.by_laws(
-                before, sequence, wiring=gradients.Wiring(causal=True)
-            )
-            moved, _ = gradients.by_laws(
-                state.params, sequence, wiring=gradients.Wiring(causal=True)
-            )
-            assert float(trace.actual[step]) == pytest.approx(
-                float(moved - loss), abs=1e-14
-            )
-            motion = jax.tree.map(jnp.subtract, state.params, before)
-            assert float(trace.promised[step]) == pytest.approx(
-                float(laws.loss_change(gradient, motion)), rel=1e-12
-            )
-    # On its own sequence a small step keeps its promise, -η ‖∂L/∂θ‖².
-    np.testing.assert_allclose(traces.own.promised, traces.own.actual, rtol=1e-2)
-    assert (traces.own.promised < 0).all()
-
-
-def test_follow_takes_a_new_sequence_each_step(x64):
-    params, *first = random_problem(0, length=40)
-    _, *second = random_problem(1, length=40)
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), Batch(*first), Batch(*second))
-    algorithm = descent.gradient(optax.sgd(1e-2))
-
-    def sample(step):
-        return jax.tree.map(lambda leaf: leaf[step], stacked)
-
-    traces = follow(algorithm, params, sample, Batch(*first), steps=2)
-    assert float(traces.own.actual[0]) == pytest.approx(
-        float(traces.heldout.actual[0]), rel=1e-12
-    )
-    assert traces.own.actual[1] != traces.heldout.actual[1]
+            loss, slope = losses(before, sequence)
+            moved, _ = losses(state.params, sequence)
+            actual = float(moved - loss)
+            assert float(trace.actual[number]) == pytest.approx(actual, abs=1e-14)
+            predicted = sum(map(np.vdot, slope, motion))
+            assert float(trace.predicted[number]) == pytest.approx(predicted, rel=1e-12)
+    # On its own sequence the loss change of a small step is -η ‖∂L/∂θ‖².
+    np.testing.assert_allclose(traces.own.predicted, traces.own.actual, rtol=1e-2)
+    assert (traces.own.predicted < 0).all()

@@ -23,7 +23,7 @@ def test_report_fits_a_terminal_and_says_it_all(run):
     )
     for needed in (
         *(
-            "| values_fast |",
+            "| values_fast ",
             "![curves.png](figures/curves.png)\n\nRead it so.",
             "## Flags",
             "-0.060±0.000",

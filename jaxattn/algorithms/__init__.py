@@ -1,4 +1,4 @@
-"""How parameters move: pure (init, step) pairs, and those that a config can name."""
+"""Algorithms that move parameters: pure (init, step) pairs, some with a name."""
 
 from jaxattn.algorithms.base import Algorithm, Info, State
 from jaxattn.algorithms.descent import gradient, two_timescale, warm_up_cosine

@@ -1,4 +1,4 @@
-"""What an algorithm is: how parameters move, as a pure (init, step) pair.
+"""Algorithms: pure (init, step) pairs that move parameters.
 
 In the manner of optax and blackjax: State carries, Info reports. `step` is given one
 sequence or several (a leading axis, averaged over). Learning rates may be traced, so
@@ -13,20 +13,20 @@ import jax
 from jaxattn.tasks.base import Batch
 from jaxattn.theory.attention import Params
 
-# Of parameters, a sequence and the key of what is random, such as dropout, if anything.
+# Of parameters, a sequence, and a random key (of dropout).
 GradientFunction = Callable[[Params, Batch, jax.Array], tuple[jax.Array, Params]]
 MixFunction = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class State(NamedTuple):
-    """What an algorithm carries from step to step."""
+    """State that an algorithm carries from step to step."""
 
     params: Any  # `attention.Params`, or nested dicts of `transformer`
     opt_state: Any  # of optax, or `em.EMState`
 
 
 class Info(NamedTuple):
-    """What a step reports."""
+    """Report of a step."""
 
     loss: jax.Array  # nats, before the update
 

@@ -1,4 +1,4 @@
-"""Gradient descent: by any optax transformation, or with a rate for each role."""
+"""Gradient descent, by any optax transformation or with a rate for each role."""
 
 from collections.abc import Callable, Collection
 
@@ -18,14 +18,14 @@ def gradient(
     *,
     whole_batch: bool = False,
 ) -> Algorithm:
-    """Gradient steps of any optax transformation.
+    """Returns gradient steps of any optax transformation.
 
     θ ← θ + tx(∂L/∂θ)
 
     Args:
       tx: an optax transformation; its rates may be traced.
       loss_and_gradient: of one sequence; default `by_streaming`, causal.
-      whole_batch: it is of all sequences of a batch instead, (N, T, ...).
+      whole_batch: whether it is of all sequences of a batch instead, (N, T, ...).
 
     Returns:
       Algorithm.
@@ -52,13 +52,13 @@ def two_timescale(
     roles: Collection[str] = ROLES,
     whole_batch: bool = False,
 ) -> Algorithm:
-    """Gradient descent with a rate for each role; EM-like where values are fast.
+    """Returns gradient descent with a rate for each role; EM-like with fast values.
 
     W_Q, W_K ← W - η_QK ∂L/∂W,  W_V ← W_V - η_V ∂L/∂W_V,  W_O, b_O ← W - η_O ∂L/∂W
 
-    In a transformer so in every layer; all that is neither goes with the output.
-
-    All at the same point ("simultaneous"), as in the authors' public script.
+    In a transformer this holds for every layer, and η_O moves all other parameters.
+    All gradients are taken at the same point ("simultaneous"), as in the authors'
+    public script.
 
     Args:
       routing_rate: η_QK.
@@ -89,7 +89,7 @@ def two_timescale(
 
 
 def warm_up_cosine(warm_up: float, steps: int) -> Callable[[jax.Array], jax.Array]:
-    """Share of the learning rate at a step: up in a line, then down a half cosine.
+    """Returns step -> share of the learning rate: a line up, then a half cosine down.
 
     n / (w N) for n < w N, then (1 + cos(π (n - w N) / (N - w N))) / 2
 

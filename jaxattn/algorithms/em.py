@@ -1,4 +1,4 @@
-"""EM-like steps of one head: attention fixed, values moved, then all else."""
+"""EM-like steps of one head: fix attention, move values, then move the rest."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ ORDERS = ("alternating", "simultaneous")
 
 
 class EMState(NamedTuple):
-    """What `em` carries beside the parameters."""
+    """State that `em` carries beside the parameters."""
 
     frame: optax.OptState
     memory: Any  # of the M-step
@@ -44,23 +44,23 @@ def em(
     mix: MixFunction = causal_mix,
     loss_and_gradient: GradientFunction = causal_gradient,
 ) -> Algorithm:
-    """Expectation-maximisation: responsibilities are fixed while the values move.
+    """Returns EM-like steps: responsibilities are fixed while the values move.
 
     E-step: a from W_Q, W_K, and Z = a X.  M-step: W_V under fixed a, `inner_steps`
     times.  Frame step: W_Q, W_K, W_O, b_O by optax, with the gradient taken
 
-      "alternating"   after the M-step: with a fixed, ∂L/∂Z = δ W_Oᵀ W_Vᵀ goes back
-                      through a, so that all of it costs the attention of one gradient;
+      "alternating"   after the M-step: with a fixed, ∂L/∂Z = δ W_Oᵀ W_Vᵀ is pulled back
+                      through a, so that a step costs the attention of one gradient;
       "simultaneous"  before it, at the point where the M-step begins too. With
                       `m_steps.gradient` and one inner step this is `two_timescale`.
 
     Args:
-      m_step: from `m_steps`: `gradient`, `prototype`, `majorised`, or one's own.
+      m_step: from `m_steps`: `gradient`, `prototype`, `majorised`, or your own.
       frame: an optax transformation; its rates may be traced. See `by_role`.
       order: when the frame's gradient is taken.
       inner_steps: how often W_V moves under the same a, at least 1; static.
       frame_roles: what the frame moves.
-      still: roles that nothing is to move.
+      still: roles that stay fixed.
       shared: roles that M-step and frame may both move.
       mix: (q, k, v) -> a v of one sequence; default `mix_by_streaming`, causal.
       loss_and_gradient: of one sequence; only for "simultaneous".
@@ -69,8 +69,8 @@ def em(
       Algorithm. Info.loss is that before the step.
 
     Raises:
-      RoleError: a role that nothing moves, or M-step and frame both.
-      ValueError: order or inner_steps are none.
+      RoleError: a role that nothing moves, or that both M-step and frame move.
+      ValueError: order or inner_steps out of range.
 
     Source: arXiv 2512.22473, section 4.
     """
@@ -124,7 +124,7 @@ def em(
 def fix_attention(
     params: Params, batch: Batch, mix: MixFunction
 ) -> tuple[Held, Callable[[jax.Array], tuple[jax.Array, jax.Array]]]:
-    """E-step: computes the attention of each sequence, then fixed.
+    """Computes the E-step: attention of each sequence, to be fixed.
 
     Z = a X,  N = aᵀ 1
 
@@ -134,8 +134,8 @@ def fix_attention(
       mix: (q, k, v) -> a v of one sequence.
 
     Returns:
-      Held, and the way back through a: ∂L/∂Z (R, d_x) -> (∂L/∂W_Q, ∂L/∂W_K). The moment
-      takes a backward pass of its own, which XLA leaves out if it is not used.
+      Held, and the pullback through a: ∂L/∂Z (R, d_x) -> (∂L/∂W_Q, ∂L/∂W_K). The moment
+      needs its own backward pass, which XLA leaves out if it is not used.
     """
     single = batch.inputs.ndim == 2
     several = jax.tree.map(lambda leaf: leaf[None], batch) if single else batch
@@ -178,7 +178,7 @@ def fixed_gradient(
     held: Held,
     pull_back: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
 ) -> Params:
-    """Gradient of the loss for all parameters, through attention that is fixed.
+    """Computes the gradient of the loss for all parameters, at fixed attention.
 
     ∂L/∂Z = u W_Vᵀ,  u = δ W_Oᵀ,  ∂L/∂W_O = gᵀ δ,  ∂L/∂b_O = Σ_i δ_i
 

@@ -16,7 +16,7 @@ from jaxattn.theory.attention import Params
 
 
 class Wiring(NamedTuple):
-    """How a head is wired while it trains, beside its weights."""
+    """Options of a head while it trains, beside its weights."""
 
     causal: bool
     value_norm: bool = False  # LayerNorm on the values, see `attention.values`
@@ -26,7 +26,7 @@ class Wiring(NamedTuple):
 def by_streaming(
     params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """Loss and gradient of one sequence through `streaming.attend`.
+    """Computes loss and gradient of one sequence through `streaming.attend`.
 
     Args:
       params: of the head.
@@ -36,10 +36,10 @@ def by_streaming(
     """
 
     def loss(params: Params) -> jax.Array:
-        query, sought = batch.inputs @ params.w_q, batch.inputs @ params.w_k
+        q, k = batch.inputs @ params.w_q, batch.inputs @ params.w_k
         context = streaming.attend(
-            query,
-            sought,
+            q,
+            k,
             attention.values(params, batch.inputs, value_norm=wiring.value_norm),
             causal=wiring.causal,
             dropout_rate=wiring.dropout_rate,
@@ -54,7 +54,7 @@ def by_streaming(
 def by_laws(
     params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """The same by the hand-derived laws."""
+    """Computes the same by the hand-derived laws."""
     if wiring.value_norm or wiring.dropout_rate > 0:
         return _by_dense_laws(params, batch, key, wiring)
     return laws.loss_and_gradient(
@@ -65,18 +65,18 @@ def by_laws(
 def _by_dense_laws(
     params: Params, batch: Batch, key: jax.Array | None, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """The laws one by one, each variant where it belongs."""
+    """Computes the same by the laws one by one, with norm and dropout."""
     inputs, norm = batch.inputs, wiring.value_norm
     drop = _dropout(batch, key, wiring)
     f = attention.forward(params, inputs, _mask(batch, wiring), value_norm=norm)
-    looked = drop(f.weight)
-    context = looked @ f.value
+    dropped = drop(f.weight)
+    context = dropped @ f.value
     logit = attention.read_out(params, context)
     delta = laws.logit_gradient(logit, batch.targets, batch.weights)
     upstream = laws.upstream_gradient(delta, params.w_o)
     compatibility = drop(laws.compatibility(upstream, f.value))
     score = laws.score_gradient(f.weight, laws.advantage(f.weight, compatibility))
-    value = laws.value_gradient(looked, upstream)
+    value = laws.value_gradient(dropped, upstream)
     if norm:
         raw = inputs @ params.w_v
         value = laws.layer_norm_gradient(raw, value, attention.NORM_EPSILON)
@@ -93,7 +93,7 @@ def _by_dense_laws(
 def by_autodiff(
     params: Params, batch: Batch, key: jax.Array | None = None, *, wiring: Wiring
 ) -> tuple[jax.Array, Params]:
-    """The same by autodiff of the dense forward pass."""
+    """Computes the same by autodiff of the dense forward pass."""
     drop, mask = _dropout(batch, key, wiring), _mask(batch, wiring)
 
     def loss(params: Params) -> jax.Array:
@@ -111,7 +111,7 @@ def _mask(batch: Batch, wiring: Wiring) -> np.ndarray | None:
 
 
 def _dropout(batch: Batch, key: jax.Array | None, wiring: Wiring) -> Callable:
-    """What drops entries of a or b (T, T), the same as in `streaming.attend`."""
+    """Returns what drops entries of a or b (T, T), the same as `streaming.attend`."""
     rate = wiring.dropout_rate
     if rate == 0:
         return lambda array: array
@@ -127,14 +127,14 @@ causal_gradient = functools.partial(by_streaming, wiring=Wiring(causal=True))
 def mix_by_streaming(
     query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """Contexts of one head, a V, through `streaming.attend`."""
+    """Computes contexts of one head, a V, through `streaming.attend`."""
     return streaming.attend(query, key, value, causal=causal)
 
 
 def mix_by_autodiff(
     query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """The same with all of a, for autodiff."""
+    """Computes the same with dense a, for autodiff."""
     return _mix_forward(query, key, value, causal)[0]
 
 
@@ -166,7 +166,7 @@ _mix_by_laws.defvjp(_mix_forward, _mix_backward)
 def mix_by_laws(
     query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool
 ) -> jax.Array:
-    """The same with all of a, and the hand-derived laws as its gradient."""
+    """Computes the same with dense a, and the hand-derived laws as its gradient."""
     return _mix_by_laws(query, key, value, causal)
 
 

@@ -12,9 +12,9 @@ from jaxattn.tasks.base import Batch
 
 
 class FixedModel(NamedTuple):
-    """What `layered_em` needs of a model, as functions of a whole batch."""
+    """Functions of a model, of a whole batch, that `layered_em` needs."""
 
-    fix_attention: Callable[[Any, Batch], Any]  # -> what decides on attention
+    fix_attention: Callable[[Any, Batch], Any]  # -> all queries and keys
     value_gradient: Callable[[Any, Batch, Any], Any]  # ∂L with attention fixed
 
 
@@ -27,19 +27,19 @@ def layered_em(
     order: str,
     inner_steps: int,
 ) -> Algorithm:
-    """EM in every layer at once, with the `gradient` M-step.
+    """Returns EM-like steps of every layer at once, with the `gradient` M-step.
 
     E-step: queries and keys of all layers, and so attention, are fixed.  M-step: W_V of
     all layers by -η_V ∂L/∂W_V with attention fixed, `inner_steps` times.  Frame step:
-    all else by optax, with the gradient of the moving model, taken after the M-step
-    ("alternating") or at the same point ("simultaneous", and so is then the first of
-    the inner steps' gradients: with one of them this is `two_timescale`).
+    the rest by optax, with the gradient of the whole model, taken after the M-step
+    ("alternating") or before it ("simultaneous"; the first inner step then uses it too,
+    so that with one inner step this is `two_timescale`).
 
     With one layer attention does not depend on what the M-step moves: this is `em`.
 
     Args:
       model: see `FixedModel`.
-      frame: an optax transformation that leaves the values still.
+      frame: an optax transformation that does not move the values.
       loss_and_gradient: of a whole batch.
       value_rate: η_V.
       order: one of `ORDERS`.

@@ -23,7 +23,7 @@ Rates = Mapping[str, Any]  # numbers, possibly traced
 
 
 class HeadModel(NamedTuple):
-    """What an algorithm is given of one head."""
+    """Parts of one head that an algorithm is built from."""
 
     loss_and_gradient: GradientFunction  # of one sequence
     mix: MixFunction  # (q, k, v) -> a v of one sequence
@@ -31,20 +31,20 @@ class HeadModel(NamedTuple):
 
 
 class LayeredModel(NamedTuple):
-    """What an algorithm is given of a model of several layers."""
+    """Parts of a model of several layers that an algorithm is built from."""
 
     loss_and_gradient: GradientFunction  # of a whole batch
-    fixed: FixedModel  # of use with attention only
+    fixed: FixedModel  # for models with attention only
     steps: int  # of the whole run
 
 
 def _nothing(arm: Arm) -> Fields:
-    """The fields of an algorithm that has none."""
+    """Returns no fields."""
     return {}
 
 
 def _fits(arm: Arm) -> tuple[str, str] | None:
-    """What of an arm is wrong for one whose fields all fit: nothing."""
+    """Returns None: any fields fit layers."""
     return None
 
 
@@ -56,15 +56,15 @@ class AlgorithmSpec(NamedTuple):
     """
 
     about: str
-    rates: Callable[[Arm], Fields]  # numbers that may be traced; {} if others are wrong
+    rates: Callable[[Arm], Fields]  # may be traced; {} while others are wrong
     head: Callable[[Arm, Rates, HeadModel], Algorithm] | None = None
     layers: Callable[[Arm, Rates, LayeredModel], Algorithm] | None = None
-    static: Callable[[Arm], Fields] = _nothing  # that shape the compiled program
-    optional: Callable[[Arm], Fields] = _nothing  # the same, that may be left out
+    static: Callable[[Arm], Fields] = _nothing  # shape the compiled program
+    optional: Callable[[Arm], Fields] = _nothing  # the same, may be left out
     # Of fields that do not fit layers: one of them, and what it must be.
     wrong_in_layers: Callable[[Arm], tuple[str, str] | None] = _fits
-    fixes_attention: bool = False  # so that it is for models with attention only
-    splits_by_ratio: bool = False  # on a grid into SGD, fast values and fast routing
+    fixes_attention: bool = False  # for models with attention only
+    splits_by_ratio: bool = False  # on a grid: SGD, fast values and fast routing
 
 
 # Of a head while it trains, or of every head of a transformer.
@@ -200,7 +200,7 @@ def _em_rates(arm: Arm) -> Fields:
 def _frame(
     arm: Arm, rates: Rates, rest: tuple[str, ...], roles: tuple[str, ...]
 ) -> optax.GradientTransformation:
-    """What moves all but the values."""
+    """Returns what moves everything but the values."""
     optimizer = OPTIMIZERS[arm["optimizer"]]
     parts = {
         ("query", "key"): optimizer(rates["routing_rate"]),
@@ -248,7 +248,7 @@ SPECS: Mapping[str, AlgorithmSpec] = MappingProxyType(
             layers=_gradient_layers,
         ),
         "two_timescale": AlgorithmSpec(
-            about="a rate each for routing (queries, keys), values and output",
+            about="one rate each for routing (queries, keys), values and output",
             optional=lambda arm: _WIRING,
             rates=_three_rates,
             head=_two_timescale_head,
@@ -256,7 +256,7 @@ SPECS: Mapping[str, AlgorithmSpec] = MappingProxyType(
             splits_by_ratio=True,
         ),
         "em": AlgorithmSpec(
-            about="attention fixed while an M-step moves the values, then all else",
+            about="an M-step moves the values at fixed attention, then all else moves",
             static=_em_static,
             rates=_em_rates,
             head=_em_head,

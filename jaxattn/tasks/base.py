@@ -1,4 +1,4 @@
-"""What every task is made of, and what a config must say to get one."""
+"""Tasks as pure functions of a sequence, and the fields by which a config names one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,31 +30,31 @@ class Task(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Which positions of a sequence show what a posterior is about."""
+    """Positions of which the keys are analysed: those that show one of some tokens."""
 
     first_token: int
     end_token: int  # the first after those that count
-    count: int  # so many of the first positions that show one of them; 0: all
+    count: int  # of such positions, the first of a sequence; 0: all
 
 
 def _unknown(fields: TaskFields) -> None:
-    """The entropy rate of a task for which there is no closed form."""
+    """Returns None: the entropy rate has no closed form."""
     return None
 
 
 def _fits(fields: TaskFields) -> tuple[str, str] | None:
-    """What of the fields is wrong for a task whose fields all fit: nothing."""
+    """Returns None: fields that are each right fit together."""
     return None
 
 
 class TransformerSpec(NamedTuple):
-    """What is asked of a task for transformers, as functions of its fields."""
+    """Facts of a task that transformer experiments need, as functions of its fields."""
 
     num_tokens: Callable[[TaskFields], int]  # 0: inputs are vectors, of width `d_x`
     scored: Callable[[TaskFields], int]  # positions of each sequence with a weight
     position_name: str  # of these
     keys: Callable[[TaskFields], Keys]
-    # log p of what a posterior is about, given tokens (T,); None: of the targets.
+    # log p of hidden states given tokens (T,); None: beliefs are about the targets.
     log_beliefs: Callable[[TaskFields, jax.Array], jax.Array] | None = None
     # Which field makes sequences longer, if any can be without other rules.
     longer: str | None = None
@@ -71,9 +71,9 @@ class TaskSpec(NamedTuple):
     num_classes: Callable[[TaskFields], int]
     causal: bool = True  # whether a head may only attend to the past
     entropy_rate: Callable[[TaskFields], float | None] = _unknown  # nats
-    learned: str = "heldout_kl"  # the metric whose fall is what is learned: precision
-    shown: str = "heldout"  # the sequence that diagnostics are of: or "train"
-    lag: int = 0  # a position shows the symbol that was asked for so many before it
+    learned: str = "heldout_kl"  # the metric whose fall measures what is learned
+    shown: str = "heldout"  # the sequence that is analysed: "heldout" or "train"
+    lag: int = 0  # position t shows the target of position t - lag
     note: str = ""  # for the top of a report
     head: bool = True  # whether one head can be trained on it
     transformer: TransformerSpec | None = None  # None: not for transformers

@@ -1,9 +1,8 @@
-"""Bijection elimination: predict a value of a hidden bijection from those already seen.
+"""Bijection elimination: predict a value of a hidden bijection from earlier pairs.
 
 A random bijection π of V symbols is shown pair by pair, no key twice: k_1 π(k_1) k_2
-π(k_2) ... At each key its value is asked for. No earlier pair says more of it than
-which values are taken, so exact Bayes is uniform on those left: log2(V - k + 1) bits
-at pair k.
+π(k_2) ... At each key its value is asked for. Earlier pairs tell only which values are
+taken, so exact Bayes is uniform on those left: log2(V - k + 1) bits at pair k.
 
 Tokens: key i is token i, value i is token V + i, i = 0..V-1. Positions 0, 2, 4, ...
 hold keys and are scored, 1, 3, 5, ... hold values; the last value is only a target.
@@ -20,7 +19,7 @@ import numpy as np
 
 from jaxattn.fields import integer
 from jaxattn.tasks.base import Batch, Keys, Task, TaskSpec, TransformerSpec
-from jaxattn.theory.attention import check_size
+from jaxattn.theory.sizes import check_size
 
 
 def num_tokens(num_symbols: int) -> int:
@@ -39,7 +38,7 @@ def scored(num_pairs: int) -> np.ndarray:
 
 
 def bijection(*, num_symbols: int, num_pairs: int) -> Task:
-    """The task, with a bijection drawn for each sequence.
+    """Returns the task, with a bijection drawn for each sequence.
 
     Args:
       num_symbols: V, at least 2; also the number of classes.
@@ -50,7 +49,7 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
       twice, a key in a value's place or the reverse, and a token outside 0..2V-1.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a size out of range.
     """
     check_size("num_symbols", num_symbols, 2)
     check_size("num_pairs", num_pairs, 1, num_symbols)  # no key is shown twice
@@ -74,7 +73,7 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
         position = jnp.arange(len(tokens), dtype=jnp.int32)
         is_value = tokens >= num_symbols
         known = (tokens >= 0) & (tokens < num_tokens(num_symbols))
-        # Where each token is first seen; out of the way are the tokens that are none.
+        # Position of each token's first occurrence; tokens out of range are dropped.
         first = jnp.full((num_tokens(num_symbols),), len(tokens), jnp.int32)
         first = first.at[jnp.where(known, tokens, len(first))].min(
             position, mode="drop"
@@ -83,9 +82,9 @@ def bijection(*, num_symbols: int, num_pairs: int) -> Task:
         impossible = ~known | (is_value == asked) | repeated
         left = first[None, num_symbols:] > position[:, None]
         log_left = -jnp.log(jnp.sum(left, axis=1, keepdims=True).astype(float))
-        answer = jnp.where(left, log_left, -jnp.inf)
-        answer = jnp.where(asked[:, None], answer, -np.log(num_symbols))
-        return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, answer)
+        log_p = jnp.where(left, log_left, -jnp.inf)
+        log_p = jnp.where(asked[:, None], log_p, -np.log(num_symbols))
+        return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, log_p)
 
     return Task(sample, bayes)
 

@@ -1,10 +1,10 @@
-"""Hidden Markov models: filter one that is spelt out, or predict one that is fixed.
+"""Hidden Markov models: filter one that is written out, or predict one that is fixed.
 
-`hmm`: each sequence has a model of its own, whose matrices a header spells before the
-observations; what is asked for is the exact belief over the hidden state.
+`hmm`: each sequence has its own model, whose matrices are written out in a header
+before the observations; the target is the exact belief over the hidden state.
 
-`fixed_hmm`: one model for all sequences, never shown; what is asked for is the next
-symbol. It is given as labelled matrices T^(o)_ij = p(z_{t+1} = j, o_t = o | z_t = i).
+`fixed_hmm`: one model for all sequences, never shown; the target is the next symbol.
+The model is given as labelled matrices T^(o)_ij = p(z_{t+1} = j, o_t = o | z_t = i).
 
 Source: the wind tunnels of arXiv 2512.22471; Shai et al. 2024, arXiv 2405.15943.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jaxattn.fields import integer, one_of
 from jaxattn.tasks import markov
 from jaxattn.tasks.base import Batch, Keys, Task, TaskSpec, TransformerSpec
-from jaxattn.theory.attention import check_size
+from jaxattn.theory.sizes import check_size
 
 NUM_NUMBERS = 101  # tokens 0..100 are hundredths, observations come after
 SMALLEST = 5  # hundredths, of any probability that is drawn
@@ -45,11 +45,11 @@ def scored(num_states: int, num_symbols: int, num_observations: int) -> np.ndarr
 
 
 def round_to_hundredths(probability: jax.Array) -> jax.Array:
-    """Nearby distribution in whole hundredths, of which none is below five.
+    """Rounds a distribution to integer hundredths, none below five.
 
-    Each entry becomes max(round(100 p), 5). What is then missing of 100 goes to the
-    row's largest entry, what is too much is taken from it; where that would leave less
-    than five, five are left, and the rest is taken from the next largest.
+    Each entry becomes max(round(100 p), 5). If the sum is below 100, the rest is added
+    to the largest entry. If it is above, the excess is subtracted from the largest
+    entry, down to five at least, and what remains of it from the next largest.
 
     Args:
       probability: p (n,), n at most 20, sums to 1.
@@ -63,7 +63,7 @@ def round_to_hundredths(probability: jax.Array) -> jax.Array:
     hundredths = jnp.maximum(hundredths, SMALLEST)
     order = jnp.argsort(hundredths, descending=True)
     spare = hundredths[order] - SMALLEST
-    # What the larger ones could not give; less than nothing if 100 is not reached.
+    # What larger entries could not give; negative if the sum is below 100.
     excess = jnp.sum(hundredths) - 100 - (jnp.cumsum(spare) - spare)
     largest = np.arange(len(probability)) == 0
     taken = jnp.where(largest, excess, jnp.maximum(excess, 0))
@@ -71,7 +71,7 @@ def round_to_hundredths(probability: jax.Array) -> jax.Array:
 
 
 def _no_distribution(hundredths: jax.Array) -> jax.Array:
-    """Entries with which a row cannot sum to 100 any more (rows, n)."""
+    """Entries from which on a row cannot sum to 100 (rows, n) bool."""
     total = jnp.cumsum(hundredths, axis=1)
     last = np.arange(hundredths.shape[1]) == hundredths.shape[1] - 1
     none = (hundredths < 0) | (hundredths >= NUM_NUMBERS)
@@ -79,7 +79,7 @@ def _no_distribution(hundredths: jax.Array) -> jax.Array:
 
 
 def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
-    """Filtering, with transition P and emission E drawn for each sequence.
+    """Returns the task of filtering, with P and E drawn for each sequence.
 
     z_1 uniform, o_t ~ E[z_t], z_{t+1} ~ P[z_t]; rows of P and E are Dirichlet(1),
     then rounded (`round_to_hundredths`), and the rounded ones are what is drawn from.
@@ -94,14 +94,14 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
 
     Returns:
       Task; at an observation the target is not drawn, but is the exact belief itself,
-      p(z_t | o_1..o_t): targets (T, S), uniform in the header. The answer is its
+      p(z_t | o_1..o_t): targets (T, S), uniform in the header. `bayes` is its
       logarithm, from the tokens alone, for any header whose rows are distributions,
-      also with entries below five. Impossible are a row that goes beyond 100 or ends
-      before it, an observation in the header, a number behind it, a token outside
+      also with entries below five. Impossible are a row whose sum exceeds 100 or ends
+      below it, an observation in the header, a number after it, a token outside
       0..100 + O, an observation of probability zero.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a size out of range.
     """
     most = 100 // SMALLEST  # no probability is below a twentieth
     check_size("num_states", num_states, 2, most)
@@ -128,13 +128,13 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
             log_transition,
             jnp.where(known[:, None], log_likelihood, -jnp.inf),
         ).log_posterior
-        answer = jnp.concatenate([jnp.full((split, num_states), log_uniform), belief])
+        log_p = jnp.concatenate([jnp.full((split, num_states), log_uniform), belief])
 
         impossible = [_no_distribution(rows).reshape(-1) for rows in matrices(header)]
         impossible = jnp.concatenate(impossible)
         flagged = jnp.cumsum(impossible) > 0
         flagged = jnp.pad(flagged, (0, len(observed)), mode="edge")
-        return jnp.where(flagged[:, None], jnp.nan, answer)
+        return jnp.where(flagged[:, None], jnp.nan, log_p)
 
     def sample(key: jax.Array) -> Batch:
         row_key, start_key, step_key, observation_key = jax.random.split(key, 4)
@@ -146,7 +146,7 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
         header = jnp.concatenate([matrix.reshape(-1) for matrix in rows])
         log_transition, log_emission = log_matrices(header)
         start = jax.random.randint(start_key, (), 0, num_states)
-        # Where each state would go at each step; the chain only has to follow.
+        # Where each state would go at each step; the scan only selects.
         goes_to = jax.random.categorical(
             step_key, log_transition, shape=(num_observations, num_states)
         ).astype(start.dtype)
@@ -164,7 +164,7 @@ def hmm(*, num_states: int, num_symbols: int, num_observations: int) -> Task:
 
 
 def labelled(transition: np.ndarray, emission: np.ndarray) -> np.ndarray:
-    """Labelled matrices of a chain that emits from the state it leaves.
+    """Returns labelled matrices of a chain that emits from the state it leaves.
 
     T^(o)_ij = E_io P_ij
 
@@ -182,7 +182,7 @@ def labelled(transition: np.ndarray, emission: np.ndarray) -> np.ndarray:
 
 
 def mess3(x: float = 0.05, a: float = 0.85) -> np.ndarray:
-    """Three states that are hard to tell apart: beliefs about them form a fractal.
+    """Returns a process of three similar states: beliefs about them form a fractal.
 
     T^(o)_ij = (1 - 2x if i = j else x) (a if o = j else (1 - a) / 2)
 
@@ -212,13 +212,13 @@ PROCESSES: dict[str, np.ndarray] = {
             [[0, 0, 0], [0, 0, 1], [0.5, 0, 0]],
         ]
     ),
-    # Ones come in runs of even length: they are all that leads to state 1 and back.
+    # Ones come in runs of even length: they alone lead to state 1 and back.
     "even": np.array([[[0.5, 0], [0, 0]], [[0, 0.5], [1, 0]]]),
 }
 
 
 def log_beliefs(process: np.ndarray, symbols: jax.Array) -> jax.Array:
-    """Exact beliefs of who knows the process and has seen its symbols.
+    """Computes exact beliefs of an observer who knows the process, from its symbols.
 
     η_t ∝ η_{t-1} T^(o_t), where η_0 is the stationary distribution
 
@@ -242,7 +242,7 @@ def log_beliefs(process: np.ndarray, symbols: jax.Array) -> jax.Array:
 
 
 def fixed_hmm(*, process: str, length: int) -> Task:
-    """Next-symbol prediction on a known process that has always been running.
+    """Returns the task of predicting the next symbol of a stationary process.
 
     p(o_{t+1} | o_1..o_t) = Σ_ij η_t,i T^(o_{t+1})_ij, with η_t as in `log_beliefs`
 
@@ -252,10 +252,10 @@ def fixed_hmm(*, process: str, length: int) -> Task:
 
     Returns:
       Task; inputs o_1..o_T, targets o_2..o_{T+1}, both 0..O-1, so C = O; all positions
-      count. For a causal model: o_{t+1} is the answer at t.
+      count. For a causal model: o_{t+1} is the target at t.
 
     Raises:
-      ValueError: no such process, or no length.
+      ValueError: no such process, or a length below 1.
     """
     check_size("length", length, 1)
     if process not in PROCESSES:
@@ -269,7 +269,7 @@ def fixed_hmm(*, process: str, length: int) -> Task:
     def sample(key: jax.Array) -> Batch:
         start_key, step_key = jax.random.split(key)
         log_start = jnp.log(jnp.asarray(stationary, float))
-        # What each state would do at each step; the chain only has to follow.
+        # What each state would emit at each step; the scan only selects.
         choice = jax.random.categorical(
             step_key,
             jnp.log(jnp.asarray(moves, float)),

@@ -1,4 +1,4 @@
-"""Finite Markov chains: what is exact about them, whatever the task around them."""
+"""Finite Markov chains: stationary distributions, entropy rates, exact filters."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Filtered(NamedTuple):
 
 
 def stationary_distribution(transition: np.ndarray) -> np.ndarray:
-    """Distribution that the chain leaves unchanged, π P = π.
+    """Computes the distribution that the chain leaves unchanged, π P = π.
 
     Args:
       transition: P (n, n), rows sum to 1.
@@ -35,7 +35,7 @@ def stationary_distribution(transition: np.ndarray) -> np.ndarray:
 
 
 def entropy_rate(transition: np.ndarray) -> float:
-    """Uncertainty of the next state of a stationary chain that is seen perfectly.
+    """Computes the entropy rate of a stationary chain whose states are observed.
 
     h = -Σ_i π_i Σ_j P_ij log P_ij
 
@@ -54,7 +54,7 @@ def entropy_rate(transition: np.ndarray) -> float:
 def forward_filter(
     log_initial: jax.Array, log_transition: jax.Array, log_likelihood: jax.Array
 ) -> Filtered:
-    """Exact filter of a hidden Markov chain, in log space.
+    """Computes exact beliefs along a hidden Markov chain, in log space.
 
     p(z_t | x_1..x_t) ∝ p(x_t | z_t) p(z_t | x_1..x_{t-1})
     p(z_{t+1} | x_1..x_t) = Σ_z p(z | x_1..x_t) P_{z, z_{t+1}}
@@ -88,7 +88,7 @@ def forward_filter(
 def labelled_filter(
     log_initial: jax.Array, log_labelled: jax.Array, symbols: jax.Array
 ) -> jax.Array:
-    """Exact beliefs along a sequence of a chain that emits as it moves, in log space.
+    """Computes exact beliefs along a chain that emits as it moves, in log space.
 
     T^(o)_ij = p(z_{t+1} = j, x_t = o | z_t = i)
     p(z_{t+1} | x_1..x_t) ∝ Σ_z p(z | x_1..x_{t-1}) T^(x_t)_{z, z_{t+1}}
@@ -103,13 +103,13 @@ def labelled_filter(
 
     Returns:
       log p(z_{t+1} | x_1..x_t) (T, n), in nats. NaN from the first position on whose
-      symbol no state allows; one that is not in 0..O-1 none does.
+      symbol no state allows, such as one that is not in 0..O-1.
 
     Source: Shai et al. 2024, arXiv 2405.15943 (there not scaled).
     """
     chex.assert_rank([log_initial, log_labelled, symbols], [1, 3, 1])
     num_symbols = len(log_labelled)
-    # One symbol more, which nothing emits, for all that are none.
+    # One more symbol, which no state emits, stands for those out of range.
     log_labelled = jnp.pad(
         log_labelled, [(0, 1), (0, 0), (0, 0)], constant_values=-jnp.inf
     )

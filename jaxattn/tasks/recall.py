@@ -1,19 +1,20 @@
 """Associative recall: look up the value that was shown with a key.
 
-Distinct keys with random values are shown, k v k v ..., then keys are asked for, and
-fillers that mean nothing stand anywhere between. Exact Bayes is certain of the value of
-a key that was shown, and uniform for one that was not. No answer is ever shown, so that
-later queries gain nothing from earlier ones.
+Distinct keys with random values are shown, k v k v ..., then values of keys are asked
+for, with meaningless fillers anywhere between. Exact Bayes is certain of the value of a
+key that was shown, and uniform for one that was not. No value asked for is shown
+afterwards, so that later queries gain nothing from earlier ones.
 
 Tokens, in this order: num_keys keys, num_values values, NUM_FILLERS fillers, and one
 marker, which stands once, between the last pair and the first query: a key before it
-belongs to a pair, a key behind it is a query. A sequence of two pairs, two queries and
+belongs to a pair, a key after it is a query. A sequence of two pairs, two queries and
 three fillers may read
 
     k5 v1  f0  k2 v7  f3  marker  k2  f0  k5        asks for v7 at k2, for v1 at k5
 
-The order of pairs, marker and queries is fixed, and all ways to put the fillers between
-them, before the first and behind the last are as likely; a pair is never parted.
+The order of pairs, marker and queries is fixed, and all placements of the fillers
+between them, before the first and after the last are equally likely; none separates a
+pair.
 
 Source: associative recall goes back to arXiv 1610.06258; exact posteriors as in the
 wind tunnels of arXiv 2512.22471.
@@ -36,7 +37,7 @@ from jaxattn.tasks.base import (
     TransformerSpec,
     require_probability,
 )
-from jaxattn.theory.attention import check_size
+from jaxattn.theory.sizes import check_size
 
 NUM_FILLERS = 4  # kinds, not places
 
@@ -60,11 +61,11 @@ def recall(
     filler: int,
     novel: float,
 ) -> Task:
-    """The task, with keys, values and places of fillers drawn for each sequence.
+    """Returns the task, with keys, values and fillers drawn for each sequence.
 
     A query is with probability `novel` a key that was not shown, else one that was,
     uniformly and independently of the other queries. Every key has a value, uniform and
-    independent of all others, shown or not; it is what a query's target is.
+    independent of all others, shown or not: the target of a query for it.
 
     Args:
       num_keys: kinds of keys.
@@ -76,13 +77,13 @@ def recall(
 
     Returns:
       Task; targets are values' classes 0..V-1. Impossible is all that is never drawn:
-      a key shown twice, with one value or two, a pair parted, a value alone or behind
+      a key shown twice, with one value or two, a separated pair, a value alone or after
       the marker, the marker before the last pair or twice, pairs, queries or fillers
       beyond their number, a query that was shown at novel = 1 or was not at novel = 0,
       a token outside the vocabulary.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a number out of range.
     """
     for name, count, least in (
         ("num_keys", num_keys, 1),
@@ -113,8 +114,8 @@ def recall(
             jnp.where(is_novel, num_keys, num_pairs),
         )
 
-        # Pairs, the marker and queries are units: they take some of the slots, in
-        # order, and fillers the others. A pair before makes one position more.
+        # Pairs, the marker and queries are units: they occupy some of the slots, in
+        # order, and fillers the others. Each earlier pair adds one position.
         num_units = num_pairs + 1 + num_queries
         slot = jax.random.permutation(place_key, num_units + filler)[:num_units]
         place = jnp.sort(slot) + np.minimum(np.arange(num_units), num_pairs)
@@ -143,7 +144,7 @@ def recall(
         in_pair, is_query = is_key & ~asking, is_key & asking
         value_due = jnp.concatenate([jnp.zeros((1,), bool), in_pair[:-1]])
 
-        # Where each key was first shown, and what with.
+        # Where each key was first shown, and with which value.
         shown_at = jnp.full((num_keys,), length, jnp.int32)
         shown_at = shown_at.at[jnp.where(in_pair, tokens, num_keys)].min(
             position, mode="drop"
@@ -165,18 +166,18 @@ def recall(
         if novel in (0, 1):
             impossible |= is_query & (was_shown == bool(novel))
         certain = value[:, None] == jnp.arange(num_values, dtype=value.dtype)[None]
-        answer = jnp.where(
+        log_p = jnp.where(
             (is_query & was_shown)[:, None],
             jnp.where(certain, 0.0, -jnp.inf),
             -np.log(num_values),
         )
-        return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, answer)
+        return jnp.where(jnp.cumsum(impossible)[:, None] > 0, jnp.nan, log_p)
 
     return Task(sample, bayes)
 
 
 def _wrong(fields: TaskFields) -> tuple[str, str] | None:
-    """What of the fields does not fit together."""
+    """Returns a field that does not fit the others, and what it must be."""
     if fields["num_pairs"] > fields["num_keys"]:
         return "num_pairs", f"at most num_keys, {fields['num_keys']}"
     if fields["novel"] > 0 and fields["num_pairs"] == fields["num_keys"]:

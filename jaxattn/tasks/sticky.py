@@ -1,8 +1,8 @@
 """The sticky chain: predict the next symbol of a Markov chain seen through noise.
 
 Symbols on a ring stay, or jump with probability ∝ 1 / ring distance. Position t shows
-x_t = mu[y_{t-1}] + N(0, I) and asks for y_t. Since y_{t-1} is itself hidden, the best
-possible answer is not P[y_{t-1}] but a filter over everything seen so far.
+x_t = mu[y_{t-1}] + N(0, I) and asks for y_t. Since y_{t-1} is itself hidden, exact
+Bayes is not P[y_{t-1}] but a filter over x_1..x_t.
 
 Source: arXiv 2512.22473, section 7.2, and the authors' public script.
 """
@@ -21,7 +21,7 @@ from jaxattn.tasks.base import (
     TransformerSpec,
     require_probability,
 )
-from jaxattn.theory.attention import check_size
+from jaxattn.theory.sizes import check_size
 
 
 def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
@@ -35,7 +35,7 @@ def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
       P (n, n), float64; circulant, so the uniform distribution is stationary.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a number out of range.
     """
     check_size("num_symbols", num_symbols, 2)
     require_probability("stay", stay)
@@ -49,7 +49,7 @@ def transition_matrix(num_symbols: int, stay: float) -> np.ndarray:
 def sticky(
     *, length: int, num_symbols: int, d_x: int, stay: float, embedding_key: jax.Array
 ) -> Task:
-    """The task, with embeddings mu ~ N(0, I) drawn from `embedding_key`.
+    """Returns the task, with embeddings mu ~ N(0, I) drawn from `embedding_key`.
 
     Args:
       length: symbols drawn, at least 2; makes T = length - 1 pairs (x_t, y_t).
@@ -59,10 +59,10 @@ def sticky(
       embedding_key: random key of mu (n, d_x).
 
     Returns:
-      Task. For a causal head: x_{t+1} gives y_t away.
+      Task. For a causal head: x_{t+1} reveals y_t.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a number out of range.
     """
     check_size("length", length, 2)
     check_size("d_x", d_x, 1)

@@ -1,7 +1,7 @@
-"""The toy: a handful of random inputs with random labels, to be learned by heart.
+"""The toy: a handful of random inputs with random labels, to be memorised.
 
-Nothing of one sequence says anything of another, so exact Bayes answers 1/C everywhere,
-and a training loss below log C is memory. What there is to see is how the head moves.
+Sequences are independent, so exact Bayes is 1/C everywhere and a training loss below
+log C is memory. The task is for studying how the head moves.
 
 Source: arXiv 2512.22473, section 7.1.
 """
@@ -14,11 +14,11 @@ import numpy as np
 
 from jaxattn.fields import integer
 from jaxattn.tasks.base import Batch, Task, TaskSpec
-from jaxattn.theory.attention import check_size
+from jaxattn.theory.sizes import check_size
 
 
 def toy(*, length: int, num_classes: int, d_x: int) -> Task:
-    """The task: x_t ~ N(0, I), y_t uniform over the classes, all independent.
+    """Returns the task: x_t ~ N(0, I), y_t uniform over the classes, all independent.
 
     Args:
       length: T, positions, at least 1.
@@ -26,10 +26,10 @@ def toy(*, length: int, num_classes: int, d_x: int) -> Task:
       d_x: width of the inputs, at least 1.
 
     Returns:
-      Task; a head may look everywhere.
+      Task; a head may attend to every position.
 
     Raises:
-      ValueError: a number that is none of these.
+      ValueError: a size out of range.
     """
     check_size("length", length, 1)
     check_size("num_classes", num_classes, 2)
@@ -61,7 +61,7 @@ SPEC = TaskSpec(
     num_classes=lambda fields: fields["num_classes"],
     causal=False,
     entropy_rate=lambda fields: math.log(fields["num_classes"]),
-    # Nothing can be known of other sequences: what is learned is this one.
+    # Other sequences cannot be predicted: only this one is learned.
     learned="train_loss",
     shown="train",
     note="Labels are random: exact Bayes is chance, whatever is learned is memory, and"

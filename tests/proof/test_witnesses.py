@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxattn.proof import check, claims, errors, reference
-from jaxattn.theory import attention, laws
+from jaxattn.theory import attention, laws, row_blocks
 
 BOUNDS = check.Bounds(float64=1e-12, float32=1e-5, difference=1e-6)
 # Room for every law: several sources, values with a direction, 2 groups of 2 heads.
@@ -152,7 +152,7 @@ FAULTS = {
         {"weights"},
     ),
     "forgotten mask in the blocks": (
-        attention,
+        row_blocks,
         "over_row_blocks",
         lambda law: lambda function, mask, *rows: law(function, None, *rows),
         {"loss_and_gradient", "loss_and_gradient, causal"},

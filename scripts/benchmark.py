@@ -420,7 +420,7 @@ def time_workers(setting: Setting) -> tuple[dict, str]:
         rows.append([name, *cells])
     return {"cores": cores, "rows": numbers}, (
         "workers: configs/sticky.py, arm sgd, with evaluations every"
-        f" {config.eval_every} steps, T = {config.task.length - 1}\n\n"
+        f" {config.eval_every} steps, T = {setting.length - 1}\n\n"
         f"{tables.text_table(rows)}"
     )
 

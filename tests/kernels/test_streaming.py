@@ -151,7 +151,7 @@ def check(problem: Problem, bound: float) -> None:
 
 
 # Together these have every option, with grouped heads, and with and without blocks.
-@pytest.mark.parametrize("seed", [0, 1, 4, 5, 18])
+@pytest.mark.parametrize("seed", [1, 4, 5, 18, 24])
 def test_equals_dense_attention_and_its_statistics(x64, seed):
     check(random_problem(seed), 1e-11)
 

@@ -1,4 +1,4 @@
-"""What has which role, and a rule of its own for each role."""
+"""Roles of parameters, and an optimizer for each role."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -8,8 +8,7 @@ import optax
 
 from jaxattn.models import transformer
 
-# What moves together, and may be given a rule of its own: of a head, and of the layers
-# of a transformer.
+# Parameters of one role move by one rule: roles of a head, and of a transformer.
 ROLES = ("query", "key", "value", "output")
 LAYER_ROLES = transformer.ROLES
 ROLE_OF = {
@@ -22,7 +21,7 @@ ROLE_OF = {
 
 
 class RoleError(ValueError):
-    """A parameter role that nothing moves, that two parts move, or that is none."""
+    """A role that nothing moves, that two parts move, or that does not exist."""
 
 
 def by_role(
@@ -31,19 +30,19 @@ def by_role(
     still: Collection[str] = (),
     roles: Collection[str] = ROLES,
 ) -> optax.GradientTransformation:
-    """A transformation for each parameter role.
+    """Returns an optimizer with a transformation for each role.
 
     Args:
       parts: a role, or several -> what moves it.
-      still: roles that nothing is to move.
-      roles: all there are: `ROLES`, or `LAYER_ROLES` for trees of `transformer`.
+      still: roles that stay fixed.
+      roles: of the model: `ROLES`, or `LAYER_ROLES` for trees of `transformer`.
 
     Returns:
       An optax transformation for trees of `Params`, parts of which may be None, or of
-      `transformer.Params`. To begin with parameters of no role is a RoleError.
+      `transformer.Params`. Its `init` raises RoleError for a parameter without a role.
 
     Raises:
-      RoleError: a role that is none, that two parts move, or that nothing moves.
+      RoleError: a role that does not exist, that two parts move, or that nothing moves.
     """
     steps = {
         ", ".join(of_part): (of_part, tx)
@@ -67,7 +66,7 @@ def by_role(
 
 
 def role_of(path: tuple) -> str:
-    """The role of a parameter of a head or of a transformer.
+    """Returns the role of a parameter of a head or of a transformer.
 
     Args:
       path: of `jax.tree_util`.
@@ -78,11 +77,8 @@ def role_of(path: tuple) -> str:
     role = ROLE_OF.get(getattr(path[0], "name", None)) or transformer.role_of(path)
     if role is None:
         name = jax.tree_util.keystr(path)
-        allowed = ", ".join(LAYER_ROLES)
-        raise RoleError(
-            f"parameter {name}: has no role; must have a path that says which of"
-            f" {allowed}"
-        )
+        roles = ", ".join(LAYER_ROLES)
+        raise RoleError(f"parameter {name}: has no role; must have one of {roles}")
     return role
 
 
@@ -93,28 +89,30 @@ def check_roles(
     shared: Collection[str] = (),
     roles: Collection[str] = ROLES,
 ) -> None:
-    """Raises RoleError unless each parameter role is moved once, or as said.
+    """Raises RoleError unless each role is moved by one part, or as allowed.
 
     Args:
       parts: name of a part -> the roles that it moves.
-      still: roles that nothing is to move.
+      still: roles that stay fixed.
       shared: roles that several parts may move.
-      roles: all there are.
+      roles: of the model.
     """
     claims = [(role, part) for part, of_part in parts.items() for role in of_part]
     claims += [(role, "still") for role in still]
     for role, part in [*claims, *((role, "shared") for role in shared)]:
         if role not in roles:
-            raise RoleError(f"{part}: role {role!r}; must be one of {', '.join(roles)}")
+            raise RoleError(
+                f"role={role!r} of {part!r}: must be one of {', '.join(roles)}"
+            )
     for role in roles:
         movers = [part for claimed, part in claims if claimed == role]
         if not movers:
             raise RoleError(
-                f"role {role!r}: nothing moves it; must have a part that does, or be in"
+                f"role={role!r}: nothing moves it; must be moved by a part, or be in"
                 f" still=({role!r},)"
             )
         if len(movers) > 1 and (role not in shared or "still" in movers):
             raise RoleError(
-                f"role {role!r}: moved by {' and '.join(map(repr, movers))}; must be"
+                f"role={role!r}: moved by {' and '.join(map(repr, movers))}; must be"
                 f" moved by one part, or be in shared=({role!r},)"
             )

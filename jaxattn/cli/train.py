@@ -83,10 +83,10 @@ class _NotDrawnError(engine.StoppedError):
 
 def _draw(line: Line, workdir: Path) -> None:
     flags = line.flags
-    print("drawing figures ...", flush=True)
     output = publish.Output(flags.figures, flags.pdf, flags.html)
     try:
         with progress.signals_kept("when its files are written") as signals:
+            print("drawing figures ...", flush=True)
             publish.draw(workdir, output, signals.left_behind)
     except engine.StoppedError:
         raise _NotDrawnError from None

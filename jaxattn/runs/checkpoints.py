@@ -59,7 +59,7 @@ def read(workdir: Path) -> bytes:
     if not whole:
         raise RunError(
             f"workdir={str(workdir)!r}: its checkpoint is damaged ({reason}); use"
-            f" another --workdir, or to remove {path}, to go on from the one before it"
+            f" another --workdir, or remove {path}, to go on from the one before it"
             " or else from the start"
         )
     return content[size:]

@@ -76,7 +76,7 @@ def claimed(workdir: Path, record: dict[str, Any] | None) -> Iterator[None]:
             reason = "another run is at work in it" if busy else error.strerror
             raise RunError(
                 f"workdir={str(workdir)!r}: cannot be locked ({reason}); use"
-                " another --workdir, or to wait"
+                " another --workdir, or wait"
             ) from None
         with writing(workdir):
             _require_places(workdir)
@@ -128,7 +128,7 @@ def _require_same(workdir: Path, record: dict[str, Any]) -> None:
             raise RunError(
                 f"workdir={str(workdir)!r}: holds a finished run of another config"
                 f" (differs in {', '.join(others)}); use another --workdir, or"
-                " to remove this one first"
+                " remove this one first"
             )
     unfinished = workdir / "checkpoints" / "config.json"
     if unfinished.is_file():
@@ -138,7 +138,7 @@ def _require_same(workdir: Path, record: dict[str, Any]) -> None:
             raise RunError(
                 f"workdir={str(workdir)!r}: holds an unfinished run of another config"
                 f" or code (differs in {', '.join(others)}); use another"
-                f" --workdir, or to remove {workdir / 'checkpoints'} first"
+                f" --workdir, or remove {workdir / 'checkpoints'} first"
             )
 
 

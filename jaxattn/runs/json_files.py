@@ -1,10 +1,9 @@
 """JSON files of a run: written strictly, and read with a check of their shape."""
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
-
-NUMBER = (int, float)
 
 
 class RunError(RuntimeError):
@@ -40,11 +39,16 @@ def read_json(path: Path, shape: Any, what: str = "workdir") -> Any:
     except (ValueError, RecursionError, OSError) as error:
         wrong = cause(error)
     if wrong:
-        raise RunError(
-            f"{what}={str(path.parent)!r}: its {path.name} is not of a run ({wrong});"
-            f" use another {what}, or remove the file and run again"
-        )
+        raise not_of_a_run(path, wrong, what)
     return content
+
+
+def not_of_a_run(path: Path, wrong: str, what: str = "workdir") -> RunError:
+    """Blames a file for what is wrong in it, see `read_json`."""
+    return RunError(
+        f"{what}={str(path.parent)!r}: its {path.name} is not of a run ({wrong});"
+        f" use another {what}, or remove the file and run again"
+    )
 
 
 def cause(error: Exception) -> str:
@@ -62,15 +66,27 @@ def misfit(value: Any, shape: Any, name: str = "it") -> str:
 
     Args:
       value: read from JSON.
-      shape: {"name": shape of it, ...: shape of all others}, [shape of each], or types.
+      shape: a type; {"name": shape of it, ...: shape of all others}; [shape of each],
+        or [shape, shape] of just so many; a range or frozenset that it is in; or a
+        tuple of shapes, one of which it must have.
       name: of the value, for the message.
     """
-    kind = type(shape) if isinstance(shape, dict | list) else None
-    if type(value) not in ([kind] if kind else shape):
+    if isinstance(shape, tuple):
+        found = [misfit(value, of, name) for of in shape]
+        return "" if "" in found else found[-1]
+    if isinstance(shape, range | frozenset):
+        fits = type(value) in (int, str) and value in shape
+        return "" if fits else f"{name} is {reprlib.repr(value)}"
+    kind = type(shape) if isinstance(shape, dict | list) else shape
+    if type(value) is not kind:
         return f"{name} is a {type(value).__name__}"
     inner: list[tuple[str, Any, Any]] = []
     if kind is list:
-        inner = [(f"{name}[{n}]", v, shape[0]) for n, v in enumerate(value)]
+        of_each = shape * len(value) if len(shape) == 1 else shape
+        if len(value) != len(of_each):
+            return f"{name} has {len(value)} entries"
+        pairs = enumerate(zip(value, of_each, strict=True))
+        inner = [(f"{name}[{n}]", v, of) for n, (v, of) in pairs]
     elif kind is dict:
         missing = [key for key in shape if key is not ... and key not in value]
         if missing:

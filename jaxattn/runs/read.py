@@ -7,47 +7,11 @@ from typing import Any
 import numpy as np
 import xarray
 
-from jaxattn.runs.json_files import NUMBER, RunError, cause, read_json
+from jaxattn.runs.json_files import RunError, cause, not_of_a_run, read_json
+from jaxattn.runs.shapes import SHAPES, contradiction, misfit_of_view
 
 Run = xarray.Dataset
 
-_ESTIMATE = {"mean": (*NUMBER, type(None)), "ci95": (list, type(None))}
-# What every reader of a file counts on, see `misfit`; each kind of run has more.
-_SHAPES = {
-    "config.json": {
-        "config": {
-            **{"name": (str,), "steps": (int,), "seeds": (int,), "run_arms": [(str,)]},
-            **{"arms": {...: {}}, "task": {"name": (str,)}},
-        },
-        "facts": {
-            "view": (str,),
-            "task": {
-                **{"num_classes": (int,), "entropy_rate": (*NUMBER, type(None))},
-                **{"learned": (str,), "shown": (str,), "lag": (int,), "note": (str,)},
-                **{"causal": (bool,), "positions": (int,)},
-            },
-            "measures": {...: {"about": (str,), "unit": (str,), "null": (bool,)}},
-            "claims": [dict.fromkeys(("text", "arm", "baseline", "metric"), (str,))],
-        },
-        **{"versions": {...: (str,)}, "device": {}},
-    },
-    "metrics.json": {
-        "axes": {...: [(str,)]},
-        "coordinates": {
-            **{"arm": [(str,)], "seed": [(int,)], "eval": [(int,)]},
-            **{...: (list,)},
-        },
-    },
-    "summary.json": {
-        **{"config": (str,), "steps": (int,), "seeds": (int,)},
-        "wall_seconds": {"compile": NUMBER, "run": NUMBER},
-        "arms": {
-            ...: dict.fromkeys(
-                ("train_loss", "heldout_loss", "heldout_kl", "accuracy"), _ESTIMATE
-            )
-        },
-    },
-}
 # Axis in metrics.json -> dimension; no variable may have the name of its own dimension.
 _DIMENSIONS = {"eval": "step", "query": "query_position", "source": "source_position"}
 
@@ -56,6 +20,7 @@ _UNITS = (
     ("_bits", "bits"),
     ("diverged_step", "steps"),
     ("accuracy", "share"),
+    ("_share", "share"),
     ("parameters", "count"),
     ("relative_entropy", "share"),
     ("attention_entropy", "nats"),
@@ -97,20 +62,34 @@ def load(path: Path | str) -> Run:
             " config.json, metrics.json and metrics.npz"
         ) from None
     record, metrics = (
-        read_json(path / name, _SHAPES[name], "run")
+        read_json(path / name, SHAPES[name], "run")
         for name in ("config.json", "metrics.json")
     )
-    wrong = _unlike(record["config"], metrics, arrays)
+    view = record["facts"]["view"]
+    for name, wrong in (
+        ("config.json", misfit_of_view("config.json", record, view)),
+        ("config.json", contradiction(record)),
+        ("metrics.json", misfit_of_view("metrics.json", metrics, view)),
+    ):
+        if wrong:
+            raise not_of_a_run(path / name, wrong, "run")
+    wrong = _unlike(record, metrics, arrays)
     if wrong:
-        raise RunError(
-            f"run={str(path)!r}: its files are of different runs ({wrong}); run the"
-            " command that made it again"
-        )
+        raise _of_different_runs(path, wrong)
     summary_path, summary = path / "summary.json", None
     if os.path.lexists(summary_path):
-        summary = read_json(summary_path, _SHAPES["summary.json"], "run")
-    return _labelled(arrays, metrics, record).assign_attrs(
-        path=str(path), summary=summary
+        summary = read_json(summary_path, SHAPES["summary.json"], "run")
+    try:
+        run = _labelled(arrays, metrics, record)
+    except ValueError as error:  # names that xarray cannot bring together
+        raise _of_different_runs(path, cause(error)) from None
+    return run.assign_attrs(path=str(path), summary=summary)
+
+
+def _of_different_runs(path: Path, wrong: str) -> RunError:
+    return RunError(
+        f"run={str(path)!r}: its files are of different runs ({wrong}); run the"
+        " command that made it again"
     )
 
 
@@ -141,13 +120,17 @@ def _labelled(
                 coordinates[name] = dimension, [point[name] for point in values]
         else:
             coordinates[dimension] = dimension, np.asarray(values)
-    own = record["facts"]["measures"]
+    units = {
+        f"{name}{end}": fields["unit"]
+        for name, fields in record["facts"]["measures"].items()
+        for end in ("", "_null")
+    }
     variables = {}
     for name, array in arrays.items():
         dimensions = [_DIMENSIONS.get(axis, axis) for axis in axes[name]]
         if dimensions != [name]:  # else it is a coordinate
-            unit = own[name]["unit"] if name in own else _unit(name)
-            variables[name] = xarray.Variable(dimensions, array, {"units": unit})
+            unit = {"units": units.get(name) or _unit(name)}
+            variables[name] = xarray.Variable(dimensions, array, unit)
     attributes = {"record": record, "config": record["config"]}
     return xarray.Dataset(
         variables, coordinates, attributes | {"facts": record["facts"]}
@@ -158,22 +141,28 @@ def _unit(name: str) -> str:
     return next((unit for part, unit in _UNITS if part in name), "1")
 
 
-def _unlike(config: dict, metrics: dict, arrays: dict[str, np.ndarray]) -> str:
+def _unlike(record: dict, metrics: dict, arrays: dict[str, np.ndarray]) -> str:
     """In what the files of a run do not fit together; empty if they do."""
     named, coordinates = metrics["axes"], metrics["coordinates"]
     odd = sorted(named.keys() ^ arrays.keys())
     for name in named.keys() & arrays.keys():
         sizes = dict(zip(named[name], arrays[name].shape, strict=False))
         known = {a: len(coordinates.get(a, range(n))) for a, n in sizes.items()}
-        if arrays[name].ndim != len(named[name]) or known != sizes:
+        if not arrays[name].ndim == len(named[name]) == len(sizes) or known != sizes:
             odd.append(name)
+    if not np.array_equal(arrays.get("step", ()), coordinates["eval"]):
+        odd.append("step")
     if odd:
         return f"metrics.npz and metrics.json differ in {', '.join(odd[:3])}"
-    of_config = config["run_arms"], config["seeds"], config["steps"]
-    of_metrics = coordinates["arm"], len(coordinates["seed"]), coordinates["eval"][-1:]
-    for name, held, found in zip(
-        ("run_arms", "seeds", "steps"), of_config, of_metrics, strict=True
+    config, facts = record["config"], record["facts"]
+    for name, held, found in (
+        ("run_arms", config["run_arms"], coordinates["arm"]),
+        ("seeds", config["seeds"], len(coordinates["seed"])),
+        ("steps", [config["steps"]], coordinates["eval"][-1:]),
     ):
-        if found != ([held] if name == "steps" else held):
+        if found != held:
             return f"config.json and metrics.json differ in {name}"
-    return ""
+    asked = {facts["task"]["learned"], *facts["measures"]}
+    asked |= {f"{n}_null" for n, fields in facts["measures"].items() if fields["null"]}
+    missing = sorted(asked - arrays.keys())
+    return f"metrics.npz has no {missing[0]}" if missing else ""

@@ -17,7 +17,7 @@ from small_models import (
     tokens,
 )
 
-from jaxattn.algorithms import SPECS, FixedModel, LayeredModel, descent, roles, specs
+from jaxattn.algorithms import SPECS, FixedModel, LayeredModel, roles
 from jaxattn.algorithms.em import em
 from jaxattn.models import transformer
 from jaxattn.tasks.base import Batch
@@ -56,12 +56,6 @@ def layered(model):
 
     fixed = FixedModel(fix_attention, jax.grad(loss))
     return LayeredModel(loss_and_gradient, fixed, steps=10)
-
-
-def test_a_parameter_without_a_role_is_refused():
-    tx = roles.by_role({roles.LAYER_ROLES: optax.sgd(0.1)}, roles=roles.LAYER_ROLES)
-    with pytest.raises(roles.RoleError, match=r"'gain'.*has no role"):
-        tx.init({"gain": np.zeros(2)})
 
 
 def test_two_timescale_moves_every_layer_by_the_rate_of_its_role():
@@ -140,24 +134,3 @@ def test_em_of_one_layer_is_em_of_the_head(x64, order, inner):
     ):
         assert relative_error(found[name]["kernel"], weight) < 1e-10
         assert relative_error(found[name]["kernel"], block[name]["kernel"]) > 1e-3
-
-
-def test_the_rate_warms_up_and_cools_down():
-    share = descent.warm_up_cosine(0.2, 100)
-    found = np.array([share(n) for n in (0, 10, 20, 60, 100)])
-    np.testing.assert_allclose(found, [0, 0.5, 1, 0.5, 0], atol=1e-6)
-    assert descent.warm_up_cosine(0.0, 100)(0) == 1
-
-
-def test_adamw_moves_at_its_rate_and_decays_weights():
-    rates = {"learning_rate": 0.1, "weight_decay": 0.2}
-    tx = specs.SCHEDULED["adamw"].build({"warm_up": 0.5}, rates, 4)
-    params = {"w": np.array([2.0, -3.0], np.float32)}
-    slope = {"w": np.array([1.0, 5.0], np.float32)}
-    with jax.numpy_dtype_promotion("standard"):  # optax takes powers of a count
-        update = jax.jit(tx.update)
-        updates, state = update(slope, tx.init(params), params)
-        np.testing.assert_array_equal(updates["w"], 0)  # the first rate is 0
-        updates, _ = update(slope, state, params)
-    expected = -0.05 * (1 + 0.2 * params["w"])
-    np.testing.assert_allclose(updates["w"], expected, rtol=1e-4)

@@ -398,7 +398,7 @@ def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
     assert "compiling" not in done.stdout
     assert len(done.stderr.splitlines()) == 1
     assert "damaged (its checksum is wrong); use another" in done.stderr
-    assert f"or to remove {path}" in done.stderr
+    assert f"or remove {path}" in done.stderr
 
 
 @pytest.mark.slow

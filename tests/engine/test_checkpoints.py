@@ -111,7 +111,7 @@ def test_damaged_checkpoint_is_an_error_that_says_what_to_do(tmp_path, program, 
     with pytest.raises(runs.RunError) as error:
         checkpoints.read(tmp_path)
     assert "its checkpoint is damaged" in str(error.value)
-    assert f"or to remove {path}, to go on from the one" in str(error.value)
+    assert f"or remove {path}, to go on from the one" in str(error.value)
     assert path.exists()
 
 

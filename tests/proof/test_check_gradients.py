@@ -1,10 +1,11 @@
-"""The real command, and what it says."""
+"""The command, and what it prints and writes."""
 
+import contextlib
 import copy
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import pytest
@@ -21,36 +22,37 @@ ROOT = Path(__file__).parents[2]
 CONFIG = "--config=configs/gradients.py:smoke"
 
 
-def check_gradients(*arguments):
-    return subprocess.run(
-        [sys.executable, "scripts/check_gradients.py", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Done(NamedTuple):
+    """A run of the command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    workdir: Path
 
 
 @pytest.fixture(scope="module")
 def broken_run(tmp_path_factory):
-    """A run whose float32 bound no arithmetic can keep, and its workdir."""
+    """A run whose float32 bound no arithmetic can keep."""
     workdir = tmp_path_factory.mktemp("runs") / "gradients"
-    done = check_gradients(
-        CONFIG, "--config.bounds.float32=1e-9", f"--workdir={workdir}"
-    )
-    return done, workdir
+    bound = "--config.bounds.float32=1e-9"
+    line = ["scripts/check_gradients.py", CONFIG, bound, f"--workdir={workdir}"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = command.run(check_command.COMMAND, line)
+    return Done(code, out.getvalue(), err.getvalue(), workdir)
 
 
 @pytest.mark.slow
 def test_a_broken_bound_is_exit_code_1(broken_run):
-    done, workdir = broken_run
+    done = broken_run
     assert done.returncode == 1, done.stderr
     assert "BROKEN compatibility: " in done.stdout
     assert "> 1e-09 against autodiff,\n  f32, " in done.stdout
     assert "\ncompatibility              !f64" in done.stdout
     assert "\n  f64, " not in done.stdout  # the other precision holds
     assert "gradients-smoke: 100 % shares, " in done.stderr  # progress
-    assert sorted(path.name for path in workdir.iterdir()) == [
+    assert sorted(path.name for path in done.workdir.iterdir()) == [
         "config.json",
         "report.txt",
         "summary.json",
@@ -59,9 +61,9 @@ def test_a_broken_bound_is_exit_code_1(broken_run):
 
 @pytest.mark.slow
 def test_the_table_and_the_json_say_the_same(broken_run):
-    done, workdir = broken_run
-    summary = json.loads((workdir / "summary.json").read_text())
-    assert proof.terminal(summary) == (workdir / "report.txt").read_text()
+    done = broken_run
+    summary = json.loads((done.workdir / "summary.json").read_text())
+    assert proof.terminal(summary) == (done.workdir / "report.txt").read_text()
     assert proof.terminal(summary) in done.stdout
     assert max(map(len, done.stdout.splitlines()[:-1])) <= 80
     assert summary["holds"] is False

@@ -155,7 +155,7 @@ def test_files_of_different_runs_are_not_a_run(run):
             "config.json and metrics.json differ in run",
         ),
         ({"seed": [0, 1]}, "metrics.npz and metrics.json differ in "),
-        ({"eval": [0, 50, 90]}, "config.json and metrics.json differ in steps"),
+        ({"eval": [0, 50, 90]}, "metrics.npz and metrics.json differ in step"),
     ):
         changed = axes | {"coordinates": axes["coordinates"] | change}
         metrics.write_text(json.dumps(changed))

@@ -30,10 +30,11 @@ FILES = [
     "summary.csv",
     "summary.json",
 ]
-# One arm, so that little is compiled.
+# One arm and autodiff of short sequences, so that little is compiled.
+QUICK = ("--config.gradient=autodiff", "--config.task.length=60")
 SMALL = (
     *("--config=configs/sticky.py:smoke", "--config.run_arms=sgd", "--nofigures"),
-    *("--config.diagnostics_length=0", "--config.snapshot_seeds="),
+    *("--config.diagnostics_length=0", "--config.snapshot_seeds=", *QUICK),
 )
 
 
@@ -70,22 +71,23 @@ def begin(*arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
 
 def test_smoke_writes_a_whole_run(tmp_path):
     workdir = tmp_path / "run"
-    done = train("--config=configs/sticky.py:smoke", f"--workdir={workdir}")
+    two = "--config.run_arms=sgd,values_fast"
+    done = train(*SMALL, two, "--figures", f"--workdir={workdir}")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in workdir.iterdir()) == sorted(
         [*FILES, "figures"]
     )
-    assert "(figures/motion.gif)" in (workdir / "report.md").read_text()
+    assert "(figures/curves.png)" in (workdir / "report.md").read_text()
     shares = [line.partition(", seeds 2/2, ")[0] for line in done.stderr.splitlines()]
     assert shares == [  # a line for each evaluation, of which there are few
         f"sticky-smoke: {25 * n} % step {5 * n}/20" for n in range(1, 5)
     ]
     assert "\ndrawing figures ...\n" in done.stdout
-    for needed in ("sgd_10x", "KL to Bayes", "entropy rate", "speed-up"):
+    for needed in ("values_fast", "KL to Bayes", "entropy rate", "speed-up"):
         assert needed in done.stdout
     summary = json.loads((workdir / "summary.json").read_text())
     assert summary["complete"] is True
-    assert list(summary["arms"]) == ["sgd", "values_fast", "em_majorised", "sgd_10x"]
+    assert list(summary["arms"]) == ["sgd", "values_fast"]
     assert "fast values beat SGD (train loss" in done.stdout
 
 
@@ -203,6 +205,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys, bad):
     assert not workdir.exists()
 
 
+@pytest.mark.slow
 def test_bad_input_is_exit_code_2_of_the_real_command():
     done = train_apart("--config=sticky", "--config.seeds=0")
     assert done.returncode == 2
@@ -334,7 +337,8 @@ def test_stopped_while_drawing_it_has_all_numbers_and_says_what_draws(tmp_path):
     assert runs.load(tmp_path).attrs["summary"]["complete"] is True
 
 
-@pytest.mark.parametrize("draw", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [0, 1])
 def test_killed_at_random_moments_a_run_ends_with_the_same_numbers(
     tmp_path, whole, draw
 ):

@@ -93,11 +93,20 @@ def test_a_share_is_between_0_and_1(compiled, share):
         ("sticky", {"task.length": 10**6}, "task.length=1000000: a causal mask of 999"),
         ("sticky", {"steps": 10**9, "eval_every": 1}, "eval_every=1: makes 10000"),
         ("rates", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is recorded"),
-        ("hmm", {"steps": 10**9, "eval_every": 1}, "eval_every=1: what is recorded of"),
+        (
+            "hmm",
+            {"steps": 10**9, "eval_every": 1, "run_arms": ("transformer",)},
+            "eval_every=1: what is recorded of",
+        ),
         ("sticky", {"seeds": 10**6, "eval_every": 1}, "eval_every=1: what is recorded"),
         (
             "sticky",
-            {"task.length": 20_000, "snapshot_length": 10_000},
+            {
+                "task.length": 20_000,
+                "snapshot_length": 10_000,
+                "run_arms": ("sgd",),
+                "gradient": "autodiff",
+            },
             "snapshot_length=",
         ),
         ("toy", {"task.length": 10**6}, "task.length=1000000: what is recorded of all"),

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 # Five seeds: in the last round one process has nothing of its own to do.
 RUN = (
     "--config=configs/sticky.py:smoke",
+    "--nofigures",
     "--config.run_arms=sgd",
+    "--config.gradient=autodiff",  # of short sequences: compiles in less time
+    "--config.task.length=60",
     "--config.seeds=5",
     "--config.snapshot_seeds=0,3",
 )
@@ -168,6 +171,7 @@ def test_a_process_that_hangs_stops_the_other(tmp_path, start):
     assert "stopped sending heartbeats" in error
 
 
+@pytest.mark.slow
 def test_what_one_process_cannot_do_none_does(tmp_path, start):
     """Process 0 alone sees the directory; different configs are seen by both."""
     (tmp_path / "file").write_text("")
@@ -187,25 +191,14 @@ def test_processes_with_different_configs_stop(tmp_path, start):
         assert "not all processes have the same config, code and versions" in error
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--processes=2",), "coordinator=None, processes=2, process=None: one is m"),
-        (("--distributed",), "cannot join the other processes ("),
-        (
-            ("--coordinator=here", "--processes=2", "--process=0"),
-            "coordinator='here': must be HOST:PORT of process 0",
-        ),
-    ],
-)
-def test_wrong_flags_are_one_line(flags, message):
-    command = [sys.executable, "scripts/train.py", *RUN, *flags]
+def test_without_a_cluster_there_are_no_others_to_join():
+    command = [sys.executable, "scripts/train.py", *RUN, "--distributed"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("train.py: ")
-    assert message in done.stderr
+    assert "cannot join the other processes (" in done.stderr
 
 
 def test_alone_everything_is_at_hand():

@@ -279,9 +279,10 @@ def test_dropout_is_for_training_alone():
     assert arm.reading.dropout_rate == 0
     assert ("dropout_rate", 0.5) in arm.program
     key = experiment.seed_key(0)
-    problem = experiment.draw(key)
+    problem = jax.jit(experiment.draw)(key)
     algorithm = arm.algorithm(arm.rates)
-    state, step = algorithm.init(arm.start(key)), jax.jit(algorithm.step)
+    state = jax.jit(lambda: algorithm.init(arm.start(key)))()
+    step = jax.jit(algorithm.step)
     found = {
         float(step(state, problem.train, jax.random.key(n))[1].loss) for n in range(3)
     }

@@ -44,8 +44,8 @@ def only(monkeypatch, *names):
     monkeypatch.setattr(check, "LAWS", {name: claims.LAWS[name] for name in names})
 
 
-# Op by op, everything is compiled once more for float32.
-_SLOW = {("float32", "bare"), ("float32", "vmap")}
+# Op by op, everything is compiled once more.
+_SLOW = {("float64", "bare"), ("float32", "bare"), ("float32", "vmap")}
 
 
 @pytest.mark.parametrize(

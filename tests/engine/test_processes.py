@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxattn.cli.command import run
+from jaxattn.cli.train import COMMAND
 from jaxattn.engine import processes
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +111,9 @@ def whole(tmp_path_factory):
 
 
 def test_two_processes_that_slurm_starts_give_the_numbers_of_one(tmp_path, start):
-    expected, _ = alone(tmp_path / "one", *RUN)
+    line = ["scripts/train.py", *RUN, f"--workdir={tmp_path / 'one'}"]
+    assert run(COMMAND, line) == 0
+    expected = (tmp_path / "one" / "metrics.npz").read_bytes()
     codes, printed, errors = end(
         start(*RUN, f"--workdir={tmp_path / 'two'}", slurm=True)
     )

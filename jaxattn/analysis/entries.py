@@ -51,7 +51,7 @@ def divergence_entry(since: np.ndarray) -> dict[str, int | None]:
 
 
 def final_metrics(run: Run) -> dict[str, np.ndarray]:
-    """Every metric at the end, NaN for a seed that diverged on the way."""
+    """Every metric at the end, NaN for a seed that diverged."""
     finite = stayed_finite(run)
     return {
         name: np.where(finite, values[..., -1], np.nan)
@@ -80,7 +80,7 @@ def floors(run: Run, final: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def progress_to_bayes(final: dict[str, np.ndarray], chance: float) -> np.ndarray:
-    """Share of the way from chance to exact Bayes that the held-out loss has come.
+    """How far the held-out loss is from chance (0) to exact Bayes (1).
 
     Args:
       final: metric -> one value for each seed, of any leading shape.
@@ -111,26 +111,26 @@ def beats_bayes(gap: np.ndarray, *, fresh: bool) -> np.ndarray:
     return gap[..., 1:].mean(axis=-1) < least if fresh else (gap < least).any(axis=-1)
 
 
-# The share of the way from chance to Bayes below which nothing was learned to speak of.
+# Progress from chance to Bayes below which nothing was learned to speak of.
 LEFT_CHANCE = 0.1
 
 
 def flags(
-    *, diverged: np.ndarray, below_bayes: int, way: np.ndarray, seeds: int
+    *, diverged: np.ndarray, below_bayes: int, progress: np.ndarray, seeds: int
 ) -> list[str]:
     """Warnings about one arm, each with the number of seeds it holds for.
 
     Args:
       diverged: steps at which seeds did.
       below_bayes: seeds for which `beats_bayes`.
-      way: `progress_to_bayes` of the others.
+      progress: `progress_to_bayes` of the others.
       seeds: all of them.
     """
     found = {
         "diverged": len(diverged),
         "train loss below the Bayes floor": below_bayes,
-        "held-out loss above chance": int((way < 0).sum()),
-        "not left chance": int(((way >= 0) & (way < LEFT_CHANCE)).sum()),
+        "held-out loss above chance": int((progress < 0).sum()),
+        "not left chance": int(((progress >= 0) & (progress < LEFT_CHANCE)).sum()),
     }
     lines = {t: f"{t} in {k} of {seeds} seeds" for t, k in found.items() if k > 0}
     if "diverged" in lines:

@@ -71,7 +71,7 @@ def findings_of(run: Run, row: int) -> list[Finding]:
             ),
         ),
         Finding(
-            "the stream holds the belief (behind the last layer)",
+            "the stream holds the belief (after the last layer)",
             "R² before training, of permuted beliefs; less what was found",
             (
                 first["belief_read_out"][:, -1] - last["belief_read_out"][:, -1],

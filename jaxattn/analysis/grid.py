@@ -156,7 +156,8 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
 
     Returns:
       The content of summary.json: as of a run without a grid, with an arm for each
-      contender and way of drawing sequences, at rates tuned on the other seeds.
+      contender and regime (one sequence, or fresh ones), at rates tuned on the
+      other seeds.
     """
     config = run.attrs["config"]
     chance = math.log(entries.num_classes(run))
@@ -247,7 +248,7 @@ def _flags(
         below_bayes=int(
             entries.beats_bayes(gap, fresh=contender.regime == "fresh").sum()
         ),
-        way=entries.progress_to_bayes(chosen, chance),
+        progress=entries.progress_to_bayes(chosen, chance),
         seeds=len(seed),
     )
 

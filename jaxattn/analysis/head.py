@@ -48,7 +48,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
 
     gap = run["train_loss"].values - run["train_bayes_nll"].values
     below_bayes = beats_bayes(gap, fresh=config["fresh"])
-    way = progress_to_bayes(final, chance)
+    progress = progress_to_bayes(final, chance)
     by_arm = {}
     for row, arm in enumerate(arms):
         kept = finite[row]
@@ -63,7 +63,7 @@ def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
         entry["flags"] = flags(
             diverged=since,
             below_bayes=int(below_bayes[row][judged].sum()),
-            way=way[row][judged],
+            progress=progress[row][judged],
             seeds=len(kept),
         )
         entry["measures"] = measured.of_arm(run, row)

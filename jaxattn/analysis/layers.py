@@ -33,7 +33,7 @@ DISTANCES = {
 
 
 def summarise(run: Run, wall_seconds: dict[str, float]) -> dict[str, Any]:
-    """What a program reads of a run in a wind tunnel, see `head.summarise`.
+    """What a program reads of a run of transformers, see `head.summarise`.
 
     Args:
       run: metrics and config.

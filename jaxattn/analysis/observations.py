@@ -16,7 +16,7 @@ from jaxattn.measures.trajectory import TRAITS
 from jaxattn.runs import Run
 from jaxattn.theory import laws
 
-# Of the way from the first value to the last.
+# Of the total change, from the first value to the last.
 SHARES = {"half": 0.5, "most": 0.9}
 
 # What drives routing: a gradient, its two factors, and the one without a gate.
@@ -37,7 +37,7 @@ FROM_TO = (
 
 
 class TimeScales(NamedTuple):
-    """When each seed's routing and precision had come a share of their way."""
+    """When each seed's routing and precision had made a share of their total change."""
 
     frame: np.ndarray  # steps (seed,), NaN where it did not move
     precision: np.ndarray  # steps (seed,), NaN where it became no better
@@ -167,12 +167,12 @@ def _log_ratios(of_arm: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def time_scales(run: Run, row: int, share: float) -> TimeScales:
-    """When an arm had come a share of its way, on each seed.
+    """When an arm had made a share of its total change, on each seed.
 
-    The frame's way is the attention's drift to where it ends (total variation), that of
+    The frame's change is the attention's drift to its end (total variation), that of
     precision the fall of what the task says is learned, such as KL to Bayes. Near its
-    end a divergence falls as the square of a distance, so half of it is gone earlier:
-    its root is on the scale of the drift.
+    end a divergence falls as the square of a distance, so that it makes 50 % of its
+    change earlier: its root is on the scale of the drift.
 
     Args:
       run: its metrics.

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A mean over pairs, with two intervals that err in different ways."""
+    """A mean over pairs, with two intervals that err differently."""
 
     mean: float | None
     std: float | None  # sample standard deviation, n - 1
@@ -228,7 +228,7 @@ def settled(steps: np.ndarray, curves: np.ndarray, share: float) -> np.ndarray:
     Args:
       steps: of the evaluations (E,), the first being 0.
       curves: x (n, E), such as a distance.
-      share: of the way from the first to the last value, such as 0.9.
+      share: of the change from the first to the last value, such as 0.9.
 
     Returns:
       (n,) float64; NaN for a seed that ended no lower than it began, but for rounding,
@@ -236,10 +236,10 @@ def settled(steps: np.ndarray, curves: np.ndarray, share: float) -> np.ndarray:
       gone on. It settled after the evaluation before, see `before`.
     """
     curves = np.asarray(curves, np.float64)
-    way = curves[:, :1] - curves[:, -1:]
+    change = curves[:, :1] - curves[:, -1:]
     known = np.isfinite(curves).all(axis=1) & less(curves[:, -1], curves[:, 0])
-    far = np.abs(curves - curves[:, -1:]) > (1 - share) * way
-    # The one behind the last that is far; the end itself never is.
+    far = np.abs(curves - curves[:, -1:]) > (1 - share) * change
+    # The one after the last that is far; the end itself never is.
     last = curves.shape[1] - 1 - np.argmax(far[:, ::-1], axis=1)
     place = np.minimum(last + 1, curves.shape[1] - 1)
     return np.where(known, np.asarray(steps, np.float64)[place], np.nan)

@@ -53,7 +53,7 @@ class Command(NamedTuple):
     about: str  # a sentence
     flags: tuple[Flag, ...]
     main: Callable[[Line], int]  # returns the exit code
-    examples: tuple[str, ...] = ()  # what may stand behind the program
+    examples: tuple[str, ...] = ()  # of arguments, for --help
     words: str = ""  # what the words beside flags are, if there may be some
     errors: tuple[type[Exception], ...] = ()  # that are a line for people
 

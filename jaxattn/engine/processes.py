@@ -80,7 +80,7 @@ def leads() -> bool:
 
 
 def gather(tree):
-    """Arrays of all processes, one behind the other along the first axis, for each.
+    """Arrays of all processes, one after the other along the first axis, for each.
 
     Args:
       tree: arrays, of the same shapes in every process.

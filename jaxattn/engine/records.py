@@ -48,7 +48,7 @@ def is_snapshot_seed(experiment: Experiment, seeds: np.ndarray) -> np.ndarray:
 
 
 def empty(experiment: Experiment, layout: Layout, seeds: np.ndarray) -> Records:
-    """Records of seeds of which nothing is known yet.
+    """Records of seeds before anything is recorded.
 
     Args:
       experiment: that they are of.

@@ -256,9 +256,9 @@ def _evaluate(
             at_start[arm.reading] = scores
         found.append(fetch([of_batch.metrics for of_batch in scores]))
         if arm.name in programs.sketch.trail:
-            way = [of_batch.trail for of_batch in scores]
+            trails = [of_batch.trail for of_batch in scores]
             # Recorded, so that it takes room of the host, not of a device.
-            trail[arm.name] = jax.device_get(params if way[0] is None else way)
+            trail[arm.name] = jax.device_get(params if trails[0] is None else trails)
     layout = programs.sketch.layout
     values = _side_by_side(programs, found, _of_evaluation(layout.curves, found), count)
     curves = {name: curve.copy() for name, curve in own.curves.items()}
@@ -294,7 +294,7 @@ def _look_back(programs: Programs, round_: Round) -> Round:
         found = []
         for arm in experiment.arms:
             final = [state.params for state in round_.states[arm.name]]
-            trail = [_along(way) for way in _trails(round_.trail, arm.name)]
+            trail = [_along(path) for path in _trails(round_.trail, arm.name)]
             retrace = programs.retrace[arm.reading]
             found.append(retrace((), ids, trail, final, round_.problems))
         curves, traits = (
@@ -380,8 +380,8 @@ def _snapshots(programs: Programs, round_: Round) -> dict[str, np.ndarray]:
         for number in np.flatnonzero(owner == jax.process_index()):
             batch, place = divmod(int(slot[number]), plan.batch)
             own = _along(trails[batch]), jax.device_get(round_.problems[batch])
-            way, problem = jax.tree.map(lambda leaf, p=place: leaf[p], own)
-            for name, array in programs.snapshots[arm.reading](way, problem).items():
+            path, problem = jax.tree.map(lambda leaf, p=place: leaf[p], own)
+            for name, array in programs.snapshots[arm.reading](path, problem).items():
                 taken[name][number, row] = array
     everyone = processes.gather(taken)
     place = owner * len(places) + np.arange(len(places))

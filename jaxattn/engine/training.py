@@ -253,14 +253,14 @@ def labelled(
     Returns:
       Arrays, the names of their axes, and coordinates.
     """
-    grid, behind = experiment.grid, experiment.axes
+    grid, further = experiment.grid, experiment.axes
     steps = experiment.evaluation_steps()
     of_seed = ["arm", "seed"] if grid is None else ["arm", "point", "seed"]
     arrays = {"step": steps, **found.curves, "diverged_step": found.diverged_step}
     arrays |= found.traits
     axes = {"step": ["eval"], "diverged_step": of_seed}
-    axes |= {n: [*of_seed, *behind.get(n, ())] for n in found.traits}
-    axes |= {n: [*of_seed, "eval", *behind.get(n, ())] for n in found.curves}
+    axes |= {n: [*of_seed, *further.get(n, ())] for n in found.traits}
+    axes |= {n: [*of_seed, "eval", *further.get(n, ())] for n in found.curves}
     coordinates: dict[str, Any] = {
         "arm": [arm.name for arm in experiment.arms],
         "seed": found.seeds.tolist(),

@@ -60,7 +60,7 @@ class Snapshots(NamedTuple):
     """Arrays that are recorded of some seeds at some evaluations."""
 
     seeds: tuple[int, ...]
-    count: int  # of evaluations, evenly spread from the first to the last
+    count: int  # of evaluations, evenly spaced from the first to the last
     axes: Mapping[str, tuple[str, ...]]  # array -> its axes after arm, seed, step
     constants: Callable[[], Mapping[str, np.ndarray]]  # the same for all
     field: str  # a smaller value of which makes them smaller
@@ -75,7 +75,7 @@ class Grid(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One way to train, as closures of one seed.
+    """An arm: how parameters are trained, as closures of one seed.
 
     Arms of equal `program` share what trains them, arms of equal `reading` what
     evaluates them; their closures must then do the same but for the rates.
@@ -138,8 +138,8 @@ class Experiment:
         if self.snapshots is None:
             return []
         last = self.evaluation_count - 1
-        spread = np.linspace(0, last, self.snapshots.count).round()
-        return np.unique(spread).astype(int).tolist()
+        even = np.linspace(0, last, self.snapshots.count).round()
+        return np.unique(even).astype(int).tolist()
 
     def seed_key(self, seed_id: jax.Array) -> jax.Array:
         """The key of a seed, which all of its random numbers derive from."""

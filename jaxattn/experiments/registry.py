@@ -1,4 +1,4 @@
-"""The kinds of experiment, and the one way from a config to what runs."""
+"""The kinds of experiment, and how a config becomes what runs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -91,9 +91,9 @@ def relative_entropy(weight: jax.Array, mask=None) -> Measurement:
       (T,) from 0 (one source) to 1 (equal shares); not valid where n_i < 2.
     """
     chex.assert_rank(weight, 2)
-    seen = jnp.ones(weight.shape, bool) if mask is None else jnp.asarray(mask)
-    chex.assert_equal_shape([weight, seen])
-    count = jnp.sum(seen, axis=1)
+    allowed = jnp.ones(weight.shape, bool) if mask is None else jnp.asarray(mask)
+    chex.assert_equal_shape([weight, allowed])
+    count = jnp.sum(allowed, axis=1)
     choice = jnp.log(jnp.maximum(count, 1).astype(weight.dtype))
     return at_most_one(divided(attention.attention_entropy(weight), choice))
 
@@ -149,11 +149,11 @@ def advantage_spread(compatibility: jax.Array, mask=None) -> jax.Array:
       by rounding only.
     """
     chex.assert_rank(compatibility, 2)
-    seen = jnp.ones(compatibility.shape, bool) if mask is None else jnp.asarray(mask)
-    chex.assert_equal_shape([compatibility, seen])
-    unmasked = jnp.where(seen, compatibility, 0)
-    seen = seen.astype(compatibility.dtype)
-    equal = seen / jnp.maximum(jnp.sum(seen, axis=1, keepdims=True), 1)
+    allowed = jnp.ones(compatibility.shape, bool) if mask is None else jnp.asarray(mask)
+    chex.assert_equal_shape([compatibility, allowed])
+    unmasked = jnp.where(allowed, compatibility, 0)
+    allowed = allowed.astype(compatibility.dtype)
+    equal = allowed / jnp.maximum(jnp.sum(allowed, axis=1, keepdims=True), 1)
     mean_of_all = jnp.sum(equal * unmasked, axis=1, keepdims=True)
     spread = jnp.sum(equal * jnp.abs(unmasked - mean_of_all), axis=1)
     return jnp.where(spread <= jax.vmap(rounding)(unmasked), 0, spread)

@@ -21,7 +21,7 @@ WILSON = "{} seeds; shaded, while some but not all have come: 95 % interval (Wil
 
 
 class Band(NamedTuple):
-    """A middle over seeds and its pointwise 95 % interval; what is behind a curve."""
+    """A middle over seeds and its pointwise 95 % interval, shaded around a curve."""
 
     middle: np.ndarray
     low: np.ndarray
@@ -85,11 +85,11 @@ def relative_attention(weight: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     Returns:
       a_ij times the number of j that i may look at (n, n); NaN where it may not.
     """
-    in_sight = allowed.sum(axis=1, keepdims=True)
-    return np.where(allowed, weight * in_sight, np.nan)
+    count = allowed.sum(axis=1, keepdims=True)
+    return np.where(allowed, weight * count, np.nan)
 
 
-def spread(axes: Axes, which: str, values: np.ndarray) -> None:
+def log_if_wide(axes: Axes, which: str, values: np.ndarray) -> None:
     """A log scale where an arm that over-fits would flatten all the others."""
     values = values[np.isfinite(values)]
     if len(values) == 0 or values.min() <= 0 or values.max() < 5 * values.min():

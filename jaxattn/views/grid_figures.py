@@ -72,7 +72,7 @@ def arrival_data(run: Run) -> dict[str, Band]:
 
 
 def _arrival(run: Run) -> Figure:
-    """Share of seeds at the threshold against step, for each way of drawing."""
+    """Share of seeds at the threshold against step, for each regime."""
     data, step = arrival_data(run), run["step"].values
     names = list(dict.fromkeys(title.rpartition("/")[0] for title in data))
     regimes = list(dict.fromkeys(title.rpartition("/")[2] for title in data))
@@ -91,7 +91,7 @@ def _arrival(run: Run) -> Figure:
 
 
 def maps(run: Run) -> dict[str, Map]:
-    """The numbers behind the maps, by the name of the picture."""
+    """The numbers of the maps, by the name of the picture."""
     steps = run.attrs["config"]["steps"]
     ends = entries.final_metrics(run)
     diverged = np.isnan(ends["train_loss"]).any(axis=-1)

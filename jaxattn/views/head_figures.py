@@ -1,6 +1,6 @@
 """Pictures of a run without a grid, drawn from its directory alone.
 
-Each `..._data` function gives the numbers behind a picture.
+Each `..._data` function gives the numbers of a picture.
 """
 
 import math
@@ -20,8 +20,9 @@ from jaxattn.views.figures import Band, Picture
 class Progress(NamedTuple):
     """The share of its total change that an arm still has to make, over seeds."""
 
-    left: dict[str, Band]  # of `observations.ways`, 1 at the start and 0 at the end
-    half: dict[str, float | None]  # median steps to half of the way
+    # By the names of `observations.progress_curves`.
+    left: dict[str, Band]  # 1 at the start, 0 at the end
+    half: dict[str, float | None]  # median steps to 50 % of the total change
 
 
 def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
@@ -120,7 +121,7 @@ def _curves(run: Run) -> Figure:
         axis.set_ylabel({"nats": "nats per position", "share": "share right"}[unit])
         axis.set_xlabel("step")
     axes[1].set_ylabel("KL(Bayes ‖ model), nats")
-    figures.spread(axes[1], "y", run[list(shown)[1]].values)
+    figures.log_if_wide(axes[1], "y", run[list(shown)[1]].values)
     figures.legend(figure, axes[0], of_seeds(run))
     return figure
 
@@ -198,7 +199,7 @@ def _final(run: Run) -> Figure:
         axis.margins(x=0.12)
         axis.locator_params(axis="x", nbins=3)
         if metric == "heldout_kl":
-            figures.spread(axis, "x", run[metric].values[..., -1])
+            figures.log_if_wide(axis, "x", run[metric].values[..., -1])
     axes[0].set_yticks(range(len(arms)), arms)
     axes[0].set_ylim(len(arms) - 0.5, -0.5)
     figure.supxlabel(
@@ -285,9 +286,9 @@ def frame_data(run: Run) -> dict[str, Progress]:
     for row, arm in enumerate(run.attrs["config"]["run_arms"]):
         left = {}
         for name, curves in observations.progress_curves(run, row).items():
-            way = curves[:, :1] - curves[:, -1:]
-            came = np.isfinite(curves).all(axis=1) & (way[:, 0] > 0)
-            left[name] = figures.band((curves[came] - curves[came, -1:]) / way[came])
+            change = curves[:, :1] - curves[:, -1:]
+            fell = np.isfinite(curves).all(axis=1) & (change[:, 0] > 0)
+            left[name] = figures.band((curves[fell] - curves[fell, -1:]) / change[fell])
         half = observations.time_scales(run, row, 0.5)._asdict()
         found[arm] = Progress(
             left, {n: stats.median(t).median for n, t in half.items()}
@@ -304,14 +305,14 @@ def frame(run: Run) -> Figure:
         "precision": (head_report.learned_name(run), "C1", "-"),
         "root": ("its square root", "C1", "--"),
     }
-    for axis, (arm, way) in zip(axes, data.items(), strict=True):
-        _panel(axis, arm, step, way.left, styles)
+    for axis, (arm, progress) in zip(axes, data.items(), strict=True):
+        _panel(axis, arm, step, progress.left, styles)
         for name, (_, colour, _) in styles.items():
             face = "white" if name == "root" else colour
             marker = {"marker": "o", "markersize": 5, "markerfacecolor": face}
-            if way.half[name] is not None:
-                axis.plot(way.half[name], 0.5, color=colour, **marker)
-        if np.isnan(way.left["frame"].middle).all():
+            if progress.half[name] is not None:
+                axis.plot(progress.half[name], 0.5, color=colour, **marker)
+        if np.isnan(progress.left["frame"].middle).all():
             lost = (
                 run.attrs["summary"]["arms"][arm]["diverged"]
                 == run.attrs["summary"]["seeds"]
@@ -368,7 +369,7 @@ def _gate(run: Run) -> Figure:
     middles = np.concatenate(
         [band.middle for bands in data.values() for band in bands.values()]
     )
-    figures.spread(axes[0], "y", middles)
+    figures.log_if_wide(axes[0], "y", middles)
     figures.name_axes(axes, "step", "of that at the start")
     figures.legend(figure, axes[0], f"geometric {of_seeds(run)}")
     return figure

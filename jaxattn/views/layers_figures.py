@@ -1,4 +1,4 @@
-"""Pictures of a run in a wind tunnel, drawn from its directory alone."""
+"""Pictures of a run of transformers, drawn from its directory alone."""
 
 import math
 from pathlib import Path
@@ -58,9 +58,10 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             "heads": Picture(
                 _heads,
                 f"What each head of {arm} does while it trains, a layer's heads in one"
-                " colour, means over seeds: how widely it looks (1: equal shares), what"
-                " the loss asks of its attention, how orthogonal its keys are (dashed:"
-                " random keys), and how far its attention is from where it ends.",
+                " colour, means over seeds: how widely it attends (1: equal shares),"
+                " routing pressure (what the loss asks of its attention), how"
+                " orthogonal its keys are (dashed: random keys), and how far its"
+                " attention is from its end.",
             ),
             "geometry": Picture(
                 _geometry,
@@ -86,11 +87,11 @@ def draw(run: Run, folder: Path, *, pdf: bool = False) -> dict[str, str]:
             ),
             "frame": Picture(
                 lambda run: head_figures.frame(layer_curves.settling(_attending(run))),
-                "How much of its way attention (the frame; mean over heads) and KL to"
-                " Bayes (precision, from that of knowing nothing) still have before"
-                " them: the lower line is ahead;"
-                " dots mark half of the way, median over seeds. The root of KL is, like"
-                " the drift of attention, on the scale of a distance.",
+                "The share of their total change that attention (the frame; mean over"
+                " heads) and KL to Bayes (precision, from that of knowing nothing)"
+                " still have to make: the lower line is ahead; dots mark 50 %, median"
+                " over seeds. The root of KL is, like the drift of attention, on the"
+                " scale of a distance.",
             ),
         }
     return figures.save(pictures, caught, folder, pdf=pdf)
@@ -103,7 +104,7 @@ def _first(run: Run) -> int | None:
 
 
 def _shown(run: Run) -> str | None:
-    """The arm that is looked into: the baseline, or the first with attention."""
+    """The arm that is shown: the baseline, or the first with attention."""
     config = run.attrs["config"]
     arms = [
         arm
@@ -147,7 +148,7 @@ def _curves(run: Run) -> Figure:
         axis.set_title(title)
         axis.set_ylabel(unit)
         axis.set_xlabel("step")
-    figures.spread(axes[0], "y", run["heldout_kl_bits"].values)
+    figures.log_if_wide(axes[0], "y", run["heldout_kl_bits"].values)
     figures.legend(figure, axes[1], head_figures.of_seeds(run))
     return figure
 
@@ -197,7 +198,7 @@ def _by_position(axis: Axes, run: Run, metric: str) -> None:
     axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     # A log scale has no room for intervals that reach 0.
     middles = np.array([band.middle for band in data.values()])
-    figures.spread(axis, "y", middles)
+    figures.log_if_wide(axis, "y", middles)
     if axis.get_yscale() == "log":
         axis.set_ylim(bottom=np.nanmin(middles) / 3)
 
@@ -243,7 +244,7 @@ def _heads(run: Run) -> Figure:
         "relative_entropy": "entropy of attention",
         "routing_pressure": "routing pressure, Σ a A²",
         "key_orthogonality": "keys, mean |cos|",
-        "attention_drift": "way to where it ends",
+        "attention_drift": "distance to its end",
     }
     row, step = _row(run), run["step"].values
     figure, axes = figures.panels(4, 2.3, 2.2, most=4, share=False)
@@ -259,7 +260,7 @@ def _heads(run: Run) -> Figure:
         axis.set_title(title)
         axis.set_xlabel("step")
         axis.set_xlim(0, step[-1])
-    figures.spread(axes[1], "y", run["routing_pressure"].values[row])
+    figures.log_if_wide(axes[1], "y", run["routing_pressure"].values[row])
     count = run.attrs["config"]["seeds"]
     figures.legend(figure, axes[0], f"each line a head, mean of {count} seeds")
     return figure
@@ -318,7 +319,7 @@ def _geometry(run: Run) -> Figure:
         axis.set_title(title, fontsize=9)
         # All of them are shares or cosines; intervals of few seeds may reach beyond.
         axis.set_ylim(-0.3 if name == "belief_read_out" else -0.03, 1.05)
-        axis.set_xlabel("behind layer" if first == 0 else "layer")
+        axis.set_xlabel("after layer" if first == 0 else "layer")
         axis.set_xticks(range(first, first + values.shape[2]))
     handles, labels = [], []
     for axis in axes:
@@ -393,7 +394,7 @@ def _ablation(run: Run) -> Figure:
         middle = math.exp(np.log(np.maximum(values, 1e-12)).mean())
         axis.plot(place, middle, "o", color=colours[kind], markersize=6)
     axis.axhline(base[kept].mean(), color="0.35", linestyle="--", linewidth=1.2)
-    figures.spread(axis, "y", np.array([*columns, base[kept]]))
+    figures.log_if_wide(axis, "y", np.array([*columns, base[kept]]))
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axis.set_ylabel("KL(Bayes ‖ model), bits")
     axis.set_xlabel("layer: part replaced by its mean")

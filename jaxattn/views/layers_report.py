@@ -119,7 +119,7 @@ def markdown(summary: dict[str, Any], figures: Mapping[str, str]) -> str:
 
 def _of_arm(summary: dict[str, Any], arm: str) -> list[str]:
     entry = summary["arms"][arm]
-    scales = [["share of the way", "attention", "KL", "√KL", "KL / attention", "√KL"]]
+    scales = [["share of change", "attention", "KL", "√KL", "KL / attention", "√KL"]]
     for name, found in entry["time_scales"].items():
         cells = [
             tables.median_cell(found[part]) for part in ("frame", "precision", "root")
@@ -185,7 +185,7 @@ def _answers_of(summary: dict[str, Any], arm: str) -> list[dict[str, Any]]:
         found.append(
             {
                 "claim": "attention settles before precision",
-                "what": "steps to half of the way, KL and its root over attention",
+                "what": "steps to 50 % of the change, KL and its root over attention",
                 "differences": [],
                 "times": times,
                 "verdict": verdicts.get(times["first"], "undecided"),

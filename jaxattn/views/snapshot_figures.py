@@ -1,6 +1,6 @@
 """Pictures and animation of one seed's attention, advantage and values, from snapshots.
 
-Each `..._data` function gives the numbers behind a picture.
+Each `..._data` function gives the numbers of a picture.
 """
 
 import functools
@@ -30,7 +30,7 @@ _MOST_FRAMES = 100
 _FRAME, _LAST = 120, 2000  # milliseconds that a frame of an animation is shown
 
 
-class Seen(NamedTuple):
+class Snapshots(NamedTuple):
     """Snapshots of the first snapshot seed, positions in the order of the picture."""
 
     arms: list[str]
@@ -53,7 +53,7 @@ class Plane(NamedTuple):
     share: np.ndarray  # (arm,) of its motion; NaN where nothing moved, or diverged
 
 
-def snapshots(run: Run) -> Seen:
+def snapshots(run: Run) -> Snapshots:
     """What a run kept of its first snapshot seed."""
     allowed = run["attention_allowed"].values
     target, lag = run["target"].values[0, 0, 0].astype(int), entries.task_of(run)["lag"]
@@ -65,7 +65,7 @@ def snapshots(run: Run) -> Seen:
         return maps[:, 0][..., order, :][..., order]
 
     weight, allowed = of_first(run["attention"].values), allowed[order][:, order]
-    return Seen(
+    return Snapshots(
         run.attrs["config"]["run_arms"],
         np.array(run["snapshot_step"].values),
         weight,
@@ -78,14 +78,14 @@ def snapshots(run: Run) -> Seen:
     )
 
 
-def plane(seen: Seen) -> Plane:
+def plane(snapshot: Snapshots) -> Plane:
     """One common basis for the values of all arms at all snapshots.
 
     The axes are those of the motion, from where values started. Each arm has the same
     say, or the one that goes farthest would choose them for all.
     """
-    moved = (seen.value - seen.value[:, :1]).reshape(
-        len(seen.arms), -1, seen.value.shape[-1]
+    moved = (snapshot.value - snapshot.value[:, :1]).reshape(
+        len(snapshot.arms), -1, snapshot.value.shape[-1]
     )
     moved = moved - moved.mean(axis=1, keepdims=True, dtype=np.float64)
     size = np.sum(moved**2, axis=(1, 2))
@@ -96,25 +96,28 @@ def plane(seen: Seen) -> Plane:
         axes = np.asarray(diagnostics.manifold(jnp.asarray(alike)).axes)
     across = np.zeros((2, moved.shape[2]))  # of values of one dimension the second is 0
     across[: len(axes[:2])] = axes[:2]
-    share = np.full(len(seen.arms), np.nan)
+    share = np.full(len(snapshot.arms), np.nan)
     share[known] = np.sum((moved[known] @ across.T) ** 2, axis=(1, 2)) / size[known]
-    return Plane(seen.value @ across.T, share)
+    return Plane(snapshot.value @ across.T, share)
 
 
-def usage_data(seen: Seen) -> np.ndarray:
+def usage_data(snapshot: Snapshots) -> np.ndarray:
     """Column usage over that of equal shares (arm, K, n)."""
-    equal = seen.allowed / seen.allowed.sum(axis=1, keepdims=True)
-    return seen.weight.sum(axis=2) / equal.sum(axis=0)
+    equal = snapshot.allowed / snapshot.allowed.sum(axis=1, keepdims=True)
+    return snapshot.weight.sum(axis=2) / equal.sum(axis=0)
 
 
 # --- attention
 
 
-def _attention(run: Run, seen: Seen) -> Figure:
+def _attention(run: Run, snapshot: Snapshots) -> Figure:
     """Attention before and after, and after over before."""
-    maps = {"before training": seen.relative[0, 0]}
-    maps |= {f"after {a}": r[-1] for a, r in zip(seen.arms, seen.relative, strict=True)}
-    changes = change_data(seen)
+    maps = {"before training": snapshot.relative[0, 0]}
+    maps |= {
+        f"after {a}": r[-1]
+        for a, r in zip(snapshot.arms, snapshot.relative, strict=True)
+    }
+    changes = change_data(snapshot)
     rows = -(-len(maps) // _MOST)
     columns = -(-len(maps) // rows)
     figure = Figure(
@@ -130,50 +133,50 @@ def _attention(run: Run, seen: Seen) -> Figure:
         for axis, (title, values) in zip(axes, drawn.items(), strict=True):
             image = _show(axis, values, _RELATIVE, colours)
             axis.set_title(title, fontsize=9)
-        figures.name_axes(axes, _source(seen), _QUERY)
+        figures.name_axes(axes, _source(snapshot), _QUERY)
         bar = part.colorbar(image, ax=part.axes, shrink=0.8, aspect=20, extend="both")
         _times(bar, label)
-    figure.suptitle(_title(run, seen, "Attention"), fontsize=10)
+    figure.suptitle(_title(run, snapshot, "Attention"), fontsize=10)
     return figure
 
 
-def change_data(seen: Seen) -> dict[str, np.ndarray]:
+def change_data(snapshot: Snapshots) -> dict[str, np.ndarray]:
     """Attention at the end over that at the start, by arm (n, n); 0 / 0 is 1."""
     tiny = np.finfo(np.float32).tiny
     return {
         arm: (relative[-1] + tiny) / (relative[0] + tiny)
-        for arm, relative in zip(seen.arms, seen.relative, strict=True)
+        for arm, relative in zip(snapshot.arms, snapshot.relative, strict=True)
     }
 
 
-def _advantage(run: Run, seen: Seen) -> Figure:
+def _advantage(run: Run, snapshot: Snapshots) -> Figure:
     """The advantage matrix at up to five snapshots, an arm in each row."""
-    places = np.unique(np.linspace(0, len(seen.steps) - 1, 5).round().astype(int))
-    size = 1.35 * len(places) + 1.2, max(1.35 * len(seen.arms) + 0.8, 3.0)
+    places = np.unique(np.linspace(0, len(snapshot.steps) - 1, 5).round().astype(int))
+    size = 1.35 * len(places) + 1.2, max(1.35 * len(snapshot.arms) + 0.8, 3.0)
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(seen.arms), len(places), squeeze=False)
-    norm = _advantage_norm(seen)
-    for row, arm in enumerate(seen.arms):
+    axes = figure.subplots(len(snapshot.arms), len(places), squeeze=False)
+    norm = _advantage_norm(snapshot)
+    for row, arm in enumerate(snapshot.arms):
         for axis, place in zip(axes[row], places, strict=True):
-            image = _show(axis, seen.advantage[row, place], norm, "PiYG")
+            image = _show(axis, snapshot.advantage[row, place], norm, "PiYG")
             if row == 0:
-                axis.set_title(f"step {seen.steps[place]}")
+                axis.set_title(f"step {snapshot.steps[place]}")
         axes[row, 0].set_ylabel(f"{arm}\n{_QUERY}", fontsize=9)
     for axis in axes[-1]:
-        axis.set_xlabel(_source(seen), fontsize=9)
-    bar = figure.colorbar(image, ax=axes, extend="both", aspect=8 * len(seen.arms))
+        axis.set_xlabel(_source(snapshot), fontsize=9)
+    bar = figure.colorbar(image, ax=axes, extend="both", aspect=8 * len(snapshot.arms))
     bar.set_label("advantage, nats per unit of weight\n(> 0: looking more helps)")
     levels = [v for v in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30) if v < norm.vmax]
     bar.set_ticks([*(-v for v in levels[-3:]), 0, *levels[-3:]])
     bar.ax.yaxis.set_major_formatter("{x:g}")
     bar.ax.minorticks_off()
-    figure.suptitle(_title(run, seen, "Advantage"), fontsize=10)
+    figure.suptitle(_title(run, snapshot, "Advantage"), fontsize=10)
     return figure
 
 
-def _advantage_norm(seen: Seen) -> matplotlib.colors.Normalize:
-    """The same for all: up to what 99 % of all entries stay below, small ones seen."""
-    sizes = np.abs(seen.advantage[np.isfinite(seen.advantage)])
+def _advantage_norm(snapshot: Snapshots) -> matplotlib.colors.Normalize:
+    """The same for all: up to the size that 99 % of all entries stay below."""
+    sizes = np.abs(snapshot.advantage[np.isfinite(snapshot.advantage)])
     most = float(np.quantile(sizes, 0.99)) if len(sizes) else 0.0
     most = most or 1.0
     return matplotlib.colors.SymLogNorm(most / 5, vmin=-most, vmax=most, clip=True)
@@ -182,13 +185,13 @@ def _advantage_norm(seen: Seen) -> matplotlib.colors.Normalize:
 # --- values
 
 
-def _values(run: Run, seen: Seen) -> Figure:
+def _values(run: Run, snapshot: Snapshots) -> Figure:
     """Trajectories of the values, an arm in each panel, along one common basis."""
-    found = plane(seen)
-    figure, axes = figures.panels(len(seen.arms), 1.75, 1.9, share=False)
-    colours = position_colours(seen)
+    found = plane(snapshot)
+    figure, axes = figures.panels(len(snapshot.arms), 1.75, 1.9, share=False)
+    colours = position_colours(snapshot)
     for axis, arm, paths, share in zip(
-        axes, seen.arms, found.points, found.share, strict=True
+        axes, snapshot.arms, found.points, found.share, strict=True
     ):
         _paths(axis, paths, colours)
         went = "does not move" if np.isfinite(paths).all() else "diverged"
@@ -197,50 +200,50 @@ def _values(run: Run, seen: Seen) -> Figure:
         axis.tick_params(labelsize=7)
     figures.name_axes(axes, "PC1", "PC2")
     figure.suptitle(
-        _title(run, seen, "Values, from circles to dots") + "; coloured by label",
+        _title(run, snapshot, "Values, from circles to dots") + "; coloured by label",
         fontsize=10,
     )
     return figure
 
 
 def _paths(axis: Axes, paths: np.ndarray, colours: list) -> list:
-    """The ways (K, n, 2) of values; what is drawn of each, to be moved."""
+    """The trajectories (K, n, 2) of values; what is drawn of each, to be moved."""
     drawn = []
     for number, colour in enumerate(colours):
-        way = paths[:, number]
-        (line,) = axis.plot(*way.T, color=colour, linewidth=0.9, alpha=0.8)
-        axis.plot(*way[0], "o", color=colour, markersize=3.5, markerfacecolor="white")
-        (end,) = axis.plot(*way[-1], "o", color=colour, markersize=4)
+        path = paths[:, number]
+        (line,) = axis.plot(*path.T, color=colour, linewidth=0.9, alpha=0.8)
+        axis.plot(*path[0], "o", color=colour, markersize=3.5, markerfacecolor="white")
+        (end,) = axis.plot(*path[-1], "o", color=colour, markersize=4)
         drawn.append((line, end))
     return drawn
 
 
-def position_colours(seen: Seen) -> list[str]:
+def position_colours(snapshot: Snapshots) -> list[str]:
     """Returns a colour for each position, by the label of its source."""
-    count = int(seen.label.max()) + 1
+    count = int(snapshot.label.max()) + 1
     names = figures.colours(range(count))
     if len(set(names)) < count:
         turbo = matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count))
         names = [matplotlib.colors.to_hex(colour) for colour in turbo]
-    return ["#cccccc" if label < 0 else names[label] for label in seen.label]
+    return ["#cccccc" if label < 0 else names[label] for label in snapshot.label]
 
 
-def _usage(run: Run, seen: Seen) -> Figure:
+def _usage(run: Run, snapshot: Snapshots) -> Figure:
     """Column usage over time, an arm in each panel."""
-    usage = usage_data(seen)
-    figure, axes = figures.panels(len(seen.arms), 1.75, 1.8)
-    edges = _edges(seen.steps)
+    usage = usage_data(snapshot)
+    figure, axes = figures.panels(len(snapshot.arms), 1.75, 1.8)
+    edges = _edges(snapshot.steps)
     rows = np.arange(usage.shape[2] + 1) - 0.5
     norm = matplotlib.colors.LogNorm(1 / 4, 4, clip=True)
-    for axis, arm, of_arm in zip(axes, seen.arms, usage, strict=True):
+    for axis, arm, of_arm in zip(axes, snapshot.arms, usage, strict=True):
         image = axis.pcolormesh(edges, rows, of_arm.T, norm=norm, cmap="RdBu_r")
         axis.set_title(arm)
         axis.grid(False)
     axes[0].invert_yaxis()  # of all
-    figures.name_axes(axes, "step", _source(seen))
+    figures.name_axes(axes, "step", _source(snapshot))
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=20, extend="both")
     _times(bar, "usage / that of equal shares", (1 / 4, 1 / 2, 1, 2, 4))
-    figure.suptitle(_title(run, seen, "Column usage"), fontsize=10)
+    figure.suptitle(_title(run, snapshot, "Column usage"), fontsize=10)
     return figure
 
 
@@ -281,28 +284,28 @@ PICTURES = {
 
 def draw(run: Run, folder: Path, *, pdf: bool) -> dict[str, str]:
     """Draws every picture of a run's snapshots, see `figures.save`."""
-    seen = snapshots(run)
+    snapshot = snapshots(run)
     pictures = {
-        name: Picture(functools.partial(picture.draw, seen=seen), picture.caption)
+        name: picture._replace(draw=functools.partial(picture.draw, snapshot=snapshot))
         for name, picture in PICTURES.items()
     }
-    return figures.save(pictures, run, folder, pdf=pdf) | animate(run, seen, folder)
+    return figures.save(pictures, run, folder, pdf=pdf) | animate(run, snapshot, folder)
 
 
-def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
+def animate(run: Run, snapshot: Snapshots, folder: Path) -> dict[str, str]:
     """Draws attention, advantage and values of some arms side by side, as a GIF.
 
     Args:
       run: with snapshots.
-      seen: from `snapshots`.
+      snapshot: from `snapshots`.
       folder: to write to.
 
     Returns:
       Name of the file -> its caption.
     """
-    places = np.unique(np.linspace(0, len(seen.steps) - 1, _MOST_FRAMES).round())
+    places = np.unique(np.linspace(0, len(snapshot.steps) - 1, _MOST_FRAMES).round())
     with matplotlib.rc_context(fname=figures.STYLE):
-        figure, update = _animation(run, seen)
+        figure, update = _animation(run, snapshot)
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(100)
         canvas.draw()  # once; of a frame only what moves
@@ -315,7 +318,8 @@ def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
             frames.append(PIL.Image.fromarray(np.ascontiguousarray(rgb)))
     # One palette for all, so that nothing flickers; small dots have a say in it too.
     some = [np.asarray(frame) for frame in frames[:: max(len(frames) // 6, 1)]]
-    dots = matplotlib.colors.to_rgba_array(sorted(set(position_colours(seen))))[:, :3]
+    colours = sorted(set(position_colours(snapshot)))
+    dots = matplotlib.colors.to_rgba_array(colours)[:, :3]
     dots = np.repeat((255 * dots).round().astype(np.uint8), 20, axis=0)
     dots = np.broadcast_to(dots[:, None], (len(dots), some[0].shape[1], 3))
     palette = PIL.Image.fromarray(np.vstack([*some, dots])).quantize(256)
@@ -328,36 +332,36 @@ def animate(run: Run, seen: Seen, folder: Path) -> dict[str, str]:
         duration=[_FRAME] * (len(frames) - 1) + [_LAST],
         loop=0,
     )
-    shown = ", ".join(_animated(run, seen))
+    shown = ", ".join(_animated(run, snapshot))
     return {"motion.gif": f"The same while they train, side by side: {shown}."}
 
 
-def _animated(run: Run, seen: Seen) -> list[str]:
+def _animated(run: Run, snapshot: Snapshots) -> list[str]:
     """The baseline, the first other arm, and the one whose attention moved most."""
     baseline = run.attrs["config"]["baseline"]
-    others = [arm for arm in seen.arms if arm != baseline]
-    moved = np.abs(seen.weight[:, -1] - seen.weight[:, 0]).sum(axis=(1, 2))
-    most = seen.arms[int(np.argmax(np.nan_to_num(moved)))]
+    others = [arm for arm in snapshot.arms if arm != baseline]
+    moved = np.abs(snapshot.weight[:, -1] - snapshot.weight[:, 0]).sum(axis=(1, 2))
+    most = snapshot.arms[int(np.argmax(np.nan_to_num(moved)))]
     chosen = dict.fromkeys((baseline, *others[:1], most))
-    return [arm for arm in chosen if arm in seen.arms]
+    return [arm for arm in chosen if arm in snapshot.arms]
 
 
-def _animation(run: Run, seen: Seen):
+def _animation(run: Run, snapshot: Snapshots):
     """A figure, and what puts it at a snapshot and gives all that is drawn anew."""
-    arms, found = _animated(run, seen), plane(seen)
+    arms, found = _animated(run, snapshot), plane(snapshot)
     figure = Figure(figsize=(7.2, 2.3 * len(arms) + 0.75), layout="constrained")
     axes = figure.subplots(len(arms), 3, squeeze=False)
-    norm, colours = _advantage_norm(seen), position_colours(seen)
+    norm, colours = _advantage_norm(snapshot), position_colours(snapshot)
     moving = []
-    rows = [seen.arms.index(arm) for arm in arms]
+    rows = [snapshot.arms.index(arm) for arm in arms]
     for line, row in zip(axes, rows, strict=True):
-        attention = _show(line[0], seen.relative[row, 0], _RELATIVE, "RdBu_r")
-        advantage = _show(line[1], seen.advantage[row, 0], norm, "PiYG")
+        attention = _show(line[0], snapshot.relative[row, 0], _RELATIVE, "RdBu_r")
+        advantage = _show(line[1], snapshot.advantage[row, 0], norm, "PiYG")
         paths = _paths(line[2], found.points[row], colours)
         line[2].set(xlim=line[2].get_xlim(), ylim=line[2].get_ylim())  # held
         line[2].set_ylabel("PC2")
         line[2].tick_params(labelsize=7)
-        line[0].set_ylabel(f"{seen.arms[row]}\n{_QUERY}", fontsize=9)
+        line[0].set_ylabel(f"{snapshot.arms[row]}\n{_QUERY}", fontsize=9)
         moving.append((row, attention, advantage, paths))
     titles = (
         "attention\nred: more than an equal share",
@@ -367,25 +371,25 @@ def _animation(run: Run, seen: Seen):
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=9)
     for axis in axes[-1, :2]:
-        axis.set_xlabel(_source(seen))
+        axis.set_xlabel(_source(snapshot))
     axes[-1, 2].set_xlabel("PC1")
-    title = figure.suptitle(f"step {seen.steps[-1]}", fontsize=10)
+    title = figure.suptitle(f"step {snapshot.steps[-1]}", fontsize=10)
 
     def update(place: int) -> list[Artist]:
-        title.set_text(f"step {seen.steps[place]}")
+        title.set_text(f"step {snapshot.steps[place]}")
         artists = [title]
         for row, attention, advantage, paths in moving:
-            attention.set_data(seen.relative[row, place])
-            advantage.set_data(seen.advantage[row, place])
+            attention.set_data(snapshot.relative[row, place])
+            advantage.set_data(snapshot.advantage[row, place])
             artists += [attention, advantage]
             for number, (line, end) in enumerate(paths):
-                way = found.points[row, : place + 1, number]
-                line.set_data(*way.T)
-                end.set_data(*way[-1:].T)
+                path = found.points[row, : place + 1, number]
+                line.set_data(*path.T)
+                end.set_data(*path[-1:].T)
                 artists += [line, end]
         return artists
 
-    for artist in update(len(seen.steps) - 1):
+    for artist in update(len(snapshot.steps) - 1):
         artist.set_animated(True)  # not part of what is drawn once
     return figure, update
 
@@ -404,8 +408,8 @@ def _show(axis: Axes, values: np.ndarray, norm, colours: str):
     return axis.imshow(values, norm=norm, cmap=shades, interpolation="nearest")
 
 
-def _source(seen: Seen) -> str:
-    return "source, by label" if seen.by_label else "source"
+def _source(snapshot: Snapshots) -> str:
+    return "source, by label" if snapshot.by_label else "source"
 
 
 def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
@@ -415,7 +419,7 @@ def _times(bar, label: str, ticks=(1 / 16, 1 / 4, 1, 4, 16)) -> None:
     bar.ax.minorticks_off()
 
 
-def _title(run: Run, seen: Seen, what: str) -> str:
+def _title(run: Run, snapshot: Snapshots, what: str) -> str:
     where = head.looked_at(run)["sequence"]
     seed = run["snapshot_seed"].values[0]
-    return f"{what}; first {len(seen.label)} {where} positions, seed {seed}"
+    return f"{what}; first {len(snapshot.label)} {where} positions, seed {seed}"

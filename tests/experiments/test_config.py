@@ -97,6 +97,7 @@ def test_whole_numbers_must_be_whole(text):
     ("field", "value", "must"),
     [
         ("seeds", 0, "an integer from 1 to 1000000"),
+        ("seeds", True, "an integer from 1 to 1000000"),
         ("steps", -1, "an integer from 1 to 1000000000"),
         ("steps", 10.0, "an integer from 1 to 1000000000"),
         ("eval_every", 0, "an integer from 1 to 1000000000"),

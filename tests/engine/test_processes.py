@@ -26,7 +26,7 @@ RUN = (
     "--config.seeds=5",
     "--config.snapshot_seeds=0,3",
 )
-LONG = (*RUN, "--config.steps=600")
+LONG = (*RUN, "--config.steps=300")
 
 
 def free_port():

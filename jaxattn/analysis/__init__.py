@@ -1,1 +1,1 @@
-"""Arrays to numbers: the run directory, statistics over seeds, verdicts."""
+"""Arrays to numbers: statistics over seeds, entries of summary.json, verdicts."""

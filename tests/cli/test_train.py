@@ -218,6 +218,7 @@ def test_workdir_that_cannot_be_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_second_run_in_a_workdir_stops(tmp_path):
     with begin(
         *SMALL, "--config.steps=1e5", f"--workdir={tmp_path}", stdout=subprocess.PIPE
@@ -385,6 +386,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     assert (tmp_path / "run" / "metrics.npz").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_stops_before_compiling(tmp_path):
     with begin(*LONG, f"--workdir={tmp_path}") as process:
         wait_for(process, tmp_path, "checkpoints/*.msgpack")

@@ -48,7 +48,8 @@ def test_an_arm_does_not_depend_on_the_others():
     assert_same_bits({name: curve[1:] for name, curve in both.items()}, adam)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
 def test_numbers_do_not_depend_on_the_number_of_workers(workers):
     """Three seeds in rounds of 2, the last padded; and of 3 where 4 would go."""
     config = small_config(seeds=3, run_arms=("sgd", "em_majorised"))
@@ -98,6 +99,7 @@ def test_going_on_with_other_workers_changes_nothing(before, after):
     assert_same_bits(advance_all(first, carry), run(config))
 
 
+@pytest.mark.slow
 def test_memory_is_given_to_rounds_not_to_seeds():
     """States are of one round, however many seeds; of the others metrics are kept."""
 

@@ -1,10 +1,19 @@
-"""Compiler options of programs that run for long, against the flags of conftest."""
+"""How tests compile: quickly, or with XLA's optimizations what then runs for long."""
 
-import os
+from importlib import metadata
 
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 OPTIMIZED = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
 }
-if "xla_cpu_use_fusion_emitters" in os.environ.get("XLA_FLAGS", ""):
-    OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
+# More than half of compiling; XLA stops at a flag that it does not know.
+if metadata.version("jaxlib").startswith("0.10."):
+    QUICK |= {
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+    OPTIMIZED |= {"xla_cpu_use_fusion_emitters": True}

@@ -2,23 +2,15 @@
 
 import gc
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from compiling import QUICK
+
 # Before JAX starts: a test spends its time compiling, not running. CI runs the laws and
 # attention on another Python without these flags.
-_QUICK = [
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-]
-# More than half of compiling; XLA stops at a flag that it does not know.
-if metadata.version("jaxlib").startswith("0.10."):
-    _QUICK += [
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-    ]
-os.environ.setdefault("XLA_FLAGS", " ".join(_QUICK))
+_FLAGS = (f"--{name}={str(value).lower()}" for name, value in QUICK.items())
+os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 # JAX's traces are many small objects that live on.
 gc.set_threshold(100_000, 50, 100)
 

@@ -58,7 +58,7 @@ def matrices(run: Run) -> Matrices:
       run: with snapshots.
 
     Returns:
-      Matrices, in nats per unit of weight; also of what is out of sight.
+      Matrices, in nats per unit of weight; also of masked sources.
 
     Raises:
       RunError: the run has no snapshots.

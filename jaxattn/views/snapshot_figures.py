@@ -256,9 +256,9 @@ def _edges(steps: np.ndarray) -> np.ndarray:
 PICTURES = {
     "attention": Picture(
         _attention,
-        "Attention before and after training, in units of an equal share of what is in"
-        " sight (white; grey is out of sight), and what training changed: orange is"
-        " gained attention, purple lost it.",
+        "Attention before and after training, in units of an equal share of the"
+        " unmasked sources (white; grey is masked), and what training changed: orange"
+        " is gained attention, purple lost it.",
     ),
     "advantage": Picture(
         _advantage,
@@ -404,7 +404,7 @@ def _show(axis: Axes, values: np.ndarray, norm, colours: str):
     if len(values) <= 20:
         axis.set_xticks([])
         axis.set_yticks([])
-    shades = matplotlib.colormaps[colours].with_extremes(bad="0.87")  # out of sight
+    shades = matplotlib.colormaps[colours].with_extremes(bad="0.87")  # masked
     return axis.imshow(values, norm=norm, cmap=shades, interpolation="nearest")
 
 
